@@ -79,7 +79,7 @@ def _asks_gate(record: TaskRecord) -> bool:
 
 
 class Ended(NamedTuple):
-    """A task that is final, or was deleted. name: of its function. word: what has become of it; "" for a success."""
+    """A task that has finished, or is gone. name: of its function. word: what has become of it; "" for a success."""
 
     id: UUID
     name: str
@@ -92,11 +92,6 @@ def ended(record: TaskRecord) -> Ended:
         return Ended(record.id, record.name, "")
     word = "was cancelled" if record.reason == FailureReason.CANCELLED else "has failed"
     return Ended(record.id, record.name, word)
-
-
-def deleted(record: TaskRecord) -> Ended:
-    """Return what children learn of a row that was deleted."""
-    return Ended(record.id, record.name, "was deleted")
 
 
 def parts(items: Sequence[Item], size: int = IDS_PER_STATEMENT) -> Iterator[Sequence[Item]]:
@@ -260,6 +255,68 @@ def begin_ready(records: Sequence[TaskRecord]) -> None:
         hook = Settled.of_transaction(connection)
         hook.records.extend(records)
         hook.register(connection)
+
+
+# --- Parents that are asked whether they have finished.
+
+
+class Parents(NamedTuple):
+    """What some tasks wait for, with those of their parents that have rows, locked.
+
+    edges: child → parent → whether the child runs also when that fails.
+    """
+
+    rows: Mapping[UUID, TaskRecord]
+    edges: Mapping[UUID, Mapping[UUID, bool]]
+
+    def of(self, child: UUID) -> list[tuple[TaskRecord, bool]]:
+        """Return the parents of a child that have rows."""
+        return [(self.rows[id], anyway) for id, anyway in self.edges.get(child, {}).items() if id in self.rows]
+
+    def count_open(self, child: UUID) -> int:
+        """Return how many of them have not finished."""
+        return sum(not parent.is_final for parent, _ in self.of(child))
+
+
+def locked_parents(children: Iterable[UUID]) -> Parents:
+    """Lock all that some tasks wait for, before these themselves: one that finishes now would not find its child."""
+    edges: dict[UUID, dict[UUID, bool]] = defaultdict(dict)
+    for part in parts(sorted(children)):
+        found = rows_of(TaskEdge).filter(child_id__in=part).order_by()
+        for child_id, parent_id, runs_anyway in found.values_list("child_id", "parent_id", "runs_anyway"):
+            edges[child_id][parent_id] = runs_anyway
+    ids = sorted({parent_id for of_child in edges.values() for parent_id in of_child})
+    rows = rows_of(TaskRecord).only("id", "state", "retry_at")
+    return Parents({row.id: row for part in parts(ids) for row in locked(rows.filter(id__in=part))}, edges)
+
+
+def settle_deleted(records: Sequence[TaskRecord]) -> set[str]:
+    """Fail what waits for tasks that were deleted before they finished; return the unique keys that this has freed.
+
+    Called in the transaction that has deleted them, or behind it. What was deleted may have been read long before, so
+    the children say whether it was counted: one that has waits for as many as have not finished.
+    """
+    gone = {record.id: Ended(record.id, record.name, "was deleted") for record in records}
+    ids = sorted(_edges_from(list(gone.values())))
+    if not ids:
+        return set()
+    parents = locked_parents(ids)
+    lost: dict[TaskRecord, Ended | None] = {}
+    fewer: list[TaskRecord] = []
+    for child in [
+        row for part in parts(ids) for row in locked(rows_of(TaskRecord).filter(WAITS_FOR_TASKS, id__in=part))
+    ]:
+        count, edges = parents.count_open(child.id), parents.edges[child.id]
+        if count == child.waits_for:
+            continue
+        if all(edges.values()):
+            child.waits_for = count
+            rows_of(TaskRecord).filter(id=child.id).update(waits_for=count)
+            fewer.append(child)
+        else:
+            lost[child] = next(parent for id, parent in gone.items() if id in edges)
+    begin_ready([child for child in fewer if not child.waits_for])
+    return _fail(lost) | settle([ended(child) for child in lost])
 
 
 def fail_new(children: Mapping[TaskRecord, Ended]) -> set[str]:

@@ -24,8 +24,7 @@ from ..models import TaskEdge, TaskLogLine, TaskRecord, TaskState
 from ..storage.routing import rows_of, transaction_of, writing_database
 from . import dispatching
 from .base import CommitHook
-from .children import deleted as deleted_parent
-from .children import parts, settle
+from .children import parts, settle_deleted
 from .closing import ask_to_stop
 from .dispatching import by_queue
 from .following import move_up, move_up_waiting
@@ -59,7 +58,7 @@ class Removal(CommitHook):
         for part in parts(self.records):
             with transaction_of(TaskRecord):
                 rows_of(TaskEdge).filter(child_id__in=[record.id for record in part]).delete()
-                move_up(settle([deleted_parent(record) for record in part if record.workflow_id is None]))
+                move_up(settle_deleted([record for record in part if record.workflow_id is None]))
 
     def _remove_from_redis(self) -> None:
         records = self.records
@@ -102,7 +101,7 @@ def follow_deletion(records: Sequence[TaskRecord], using: str) -> None:
     hook.records.extend(copy.copy(record) for record in records)
     hook.register(connection)
     if linked := [record for record in records if record.workflow_id is not None]:
-        move_up(settle([deleted_parent(record) for record in linked]))
+        move_up(settle_deleted(linked))
 
 
 def forget_deleted_task(*, instance: TaskRecord, using: str, **kwargs: Any) -> None:

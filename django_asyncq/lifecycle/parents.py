@@ -59,6 +59,8 @@ def _count_parents(records: Sequence[TaskRecord]) -> dict[UUID, Ended]:
     """
     new = {record.id for record in records}
     nodes = [record for record in records if record.edges]
+    if not nodes:
+        return {}
     wanted = {edge.parent.id for record in nodes for edge in record.edges}
     outside = _locked_parents(nodes, wanted - new)
     _give_workflow([record for record in records if record.edges or record.id in wanted], list(outside.values()))

@@ -15,7 +15,7 @@ from django.db.models import F, QuerySet
 
 from ..models import FailureReason, TaskEdge, TaskRecord, TaskState
 from ..storage.routing import rows_of
-from .children import WAITS_FOR_TASKS, begin_ready, locked, parts
+from .children import WAITS_FOR_TASKS, begin_ready, locked, locked_parents, parts
 from .unique import already_taken, take_again, without
 
 REVIVED = {"state": TaskState.QUEUED, "reason": FailureReason.NONE, "retry_at": None, "finished_at": None}
@@ -83,25 +83,15 @@ def _free_among(
 ) -> list[TaskRecord]:
     """Return which of these tasks may wait again: no parent has failed for them. They say for how many they wait.
 
-    Their parents are locked too, before they are asked whether they have finished: one that finishes at this moment
-    would not find its child waiting. A parent that was deleted is not waited for.
+    A parent that was deleted is not waited for.
     """
-    edges: dict[UUID, dict[UUID, bool]] = defaultdict(dict)
-    for part in parts(sorted(ids)):
-        found = rows_of(TaskEdge).filter(child_id__in=part).order_by()
-        for child_id, parent_id, runs_anyway in found.values_list("child_id", "parent_id", "runs_anyway"):
-            edges[child_id][parent_id] = runs_anyway
-    parent_ids = sorted({parent_id for of_child in edges.values() for parent_id in of_child})
-    rows = rows_of(TaskRecord).only("id", "state", "retry_at")
-    parents = {row.id: row for part in parts(parent_ids) for row in locked(rows.filter(id__in=part))}
-    children = [row for part in parts(sorted(ids)) for row in locked(failed.filter(id__in=part))]
+    parents = locked_parents(ids)
     free = []
-    for record in children:
+    for record in [row for part in parts(sorted(ids)) for row in locked(failed.filter(id__in=part))]:
         if record.id not in wanted and record.reason != FailureReason.PARENT_FAILED:
             continue
-        known = {parents[id]: runs_anyway for id, runs_anyway in edges[record.id].items() if id in parents}
-        record.waits_for = sum(not parent.is_final for parent in known)
-        if not any(_has_failed(parent) and not runs_anyway for parent, runs_anyway in known.items()):
+        record.waits_for = parents.count_open(record.id)
+        if not any(_has_failed(parent) and not runs_anyway for parent, runs_anyway in parents.of(record.id)):
             free.append(record)
     return free
 

@@ -49,14 +49,17 @@ PRODUCER = (
     "park.row_written",
     "delete.committed",
 )
-# They are passed only after the database was unreachable, or where new calls wait at a gate, and neither is so here:
-# `test_crash.py` kills there.
+# They are passed only after the database was unreachable, where new calls wait at a gate, or tasks for tasks. None of
+# that is so here: `test_crash.py` kills there.
 ELSEWHERE = (
     "spill.queue_spilled",
     "replay.row_written",
     "wait_for_key.row_written",
     "let_in.slot_acquired",
     "let_in.committed",
+    "after.rows_inserted",
+    "settle.rows_counted",
+    "settle.committed",
 )
 POINTS = tuple(point for point in failpoints.POINTS if point not in ELSEWHERE)
 SUPERVISOR = tuple(point for point in POINTS if point not in WORKER and point not in PRODUCER)
