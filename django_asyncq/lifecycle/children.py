@@ -39,6 +39,8 @@ from .messages import later_fence
 from .waiting import let_in
 
 IDS_PER_STATEMENT = 500
+# How long the outcomes of several tasks wait for their turn at a task that waits for many: each turn takes some ms.
+TURN_MILLISECONDS = 500
 # What `waiting.let_in` is given at once.
 ASKED_TOGETHER = 100
 WAITS_FOR_TASKS = as_check(state=TaskState.QUEUED, waits_for__gt=0)
@@ -129,6 +131,9 @@ def write_outcomes(writes: Sequence[FencedWrite], database: str, *, patient: boo
         # What is written already, because an earlier reply was lost, was counted then.
         open_ids = _open_among([write.record.id for write in linked])
         written = batches.write_fenced(linked, database, patient=patient)
+        if not patient and len(linked) > 1:
+            # Many workers count the members of one group at the same time. One row is written alone after a refusal.
+            batches.limit_waits(connections[database], TURN_MILLISECONDS)
         final = [write.record for write in linked if write.record.is_final and write.record.id in written & open_ids]
         return accepted | written, settle([ended(record) for record in final])
 

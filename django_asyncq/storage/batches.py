@@ -370,11 +370,11 @@ def shorten_waits(connection: BaseDatabaseWrapper) -> None:
         _shortened[connection] = connection.connection
 
 
-def limit_waits(connection: BaseDatabaseWrapper) -> None:
-    """Have the next statements of the transaction wait for a lock as long as an impatient statement does."""
+def limit_waits(connection: BaseDatabaseWrapper, milliseconds: int = LOCK_MILLISECONDS) -> None:
+    """Have the next statements of the transaction wait for a lock so long at most; on MySQL for a second."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(LOCK_MILLISECONDS)])
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(milliseconds)])
     shorten_waits(connection)
 
 
