@@ -155,6 +155,13 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         Raises: as `enqueue`.
         """
+        if header_sources.tracers:
+            # One trace for all of them.
+            calls = [Arguments(node.args, node.kwargs) for node in nodes]
+            return header_sources.traced(lambda *_: self._enqueue_steps(nodes), nodes[0].task, calls, False)
+        return self._enqueue_steps(nodes)
+
+    def _enqueue_steps(self, nodes: Sequence[Node]) -> list[Any]:
         lifecycle = _ready().lifecycle
         groups: dict[int, list[Node]] = {}
         for node in nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_asyncq import Discard, Retention, task
+from django_asyncq import Discard, task
 from django_asyncq.context import TaskContext
 
 
@@ -71,7 +71,13 @@ def gated(number: int = 0) -> int:
     return number
 
 
-@task(unique="{key}", retention=Retention(succeeded=60))
+@task(unique="{key}")
 def keyed(key: str) -> str:
     """Be the only one of a key."""
     return key
+
+
+@task(isolated=True)
+def apart(value: int) -> int:
+    """Add one, in a process of its own."""
+    return value + 1

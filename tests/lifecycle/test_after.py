@@ -717,6 +717,15 @@ def test_a_deletion_takes_the_edges_of_the_task() -> None:
     assert work() == ["load"]
 
 
+def test_edges_of_rows_that_were_deleted_with_sql_go_too() -> None:
+    """No signal was sent, so nobody knows but the pruner."""
+    child = chain(tasks.load.step(1), tasks.note.step(), tasks.note.step()).enqueue()
+    assert sum(Pruner(Broker()).prune_leftovers(TaskEdge, "child_id")) == 0
+    TaskRecord.objects.filter(id=child.id)._raw_delete("default")
+    assert sum(Pruner(Broker()).prune_leftovers(TaskEdge, "child_id")) == 1
+    assert TaskEdge.objects.count() == 1
+
+
 # --- chains and groups
 
 
