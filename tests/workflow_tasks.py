@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_asyncq import Discard, task
+from django_asyncq import Batch, BatchItem, Discard, task
 from django_asyncq.context import TaskContext
 
 
@@ -81,3 +81,19 @@ def keyed(key: str) -> str:
 def apart(value: int) -> int:
     """Add one, in a process of its own."""
     return value + 1
+
+
+def one_row(row: int | None, key: str = "a") -> None:
+    """What a call of `stored` takes."""
+
+
+@task(batch=Batch(size=2, within=60, call=one_row))
+def stored(items: list[BatchItem]) -> dict[str, Any]:
+    """Take rows together; return for each what it got."""
+    return {item.id: item.kwargs["row"] for item in items}
+
+
+@task(batch=Batch(size=2, within=60, call=one_row))
+def choosy(items: list[BatchItem]) -> dict[str, Any]:
+    """Refuse the row 1."""
+    return {item.id: ValueError("not this one") for item in items if item.kwargs["row"] == 1}

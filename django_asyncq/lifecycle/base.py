@@ -500,7 +500,6 @@ def log_failed(record: TaskRecord, exception: BaseException | None = None, *, ha
         text, message = "task %s %s: not run: %s", _one_line(record.errors[-1]["message"])
         with about(record):
             run_logger.info(text, record.id, record.name, message, extra=log_extra(record))
-        announce_apart(task_failed, record, exception=None)
         return
     is_final = record.retry_at is None
     with_traceback = is_final or run_logger.isEnabledFor(logging.DEBUG)

@@ -123,6 +123,10 @@ def write_outcomes(writes: Sequence[FencedWrite], database: str, *, patient: boo
     accepted = batches.write_fenced(plain, database, patient=patient, unlinked=True) if plain else set()
     if len(accepted) < len(plain):
         linked += linked_since([write for write in plain if write.record.id not in accepted])
+    going_on = [write for write in linked if not write.record.is_final]
+    if going_on:
+        accepted |= batches.write_fenced(going_on, database, patient=patient)
+        linked = [write for write in linked if write.record.is_final]
     if not linked:
         return accepted, set()
     with transaction_of(TaskRecord):
@@ -134,7 +138,7 @@ def write_outcomes(writes: Sequence[FencedWrite], database: str, *, patient: boo
         if not patient and len(linked) > 1:
             # Many workers count the members of one group at the same time. One row is written alone after a refusal.
             batches.limit_waits(connections[database], TURN_MILLISECONDS)
-        final = [write.record for write in linked if write.record.is_final and write.record.id in written & open_ids]
+        final = [write.record for write in linked if write.record.id in written & open_ids]
         return accepted | written, settle([ended(record) for record in final])
 
 

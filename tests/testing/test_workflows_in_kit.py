@@ -81,6 +81,29 @@ class RunTasksTests(TestCase):
         run_tasks()
         assert TaskRecord.objects.count() == 1
 
+    def test_calls_that_run_together_wait_each_for_its_own(self) -> None:
+        """They join their group when they are ready; what waits for one of them gets its value."""
+        steps = [
+            chain(
+                tasks.load.step(number),
+                tasks.stored.using(after={"row": previous}).step(),
+                tasks.double.using(after={"value": previous}).step(),
+            )
+            for number in (4, 5)
+        ]
+        results = group(steps).enqueue()
+        run_tasks()
+        assert [row_of(each).return_value for each in results] == [8, 10]
+        assert TaskRecord.objects.get(batch_size=2).state == TaskState.SUCCEEDED
+
+    def test_a_call_that_fails_in_its_batch_fails_those_behind(self) -> None:
+        """Only those behind that call."""
+        failing = chain(tasks.load.step(1), tasks.choosy.using(after={"row": previous}).step(), tasks.note.step())
+        fine = chain(tasks.load.step(2), tasks.choosy.using(after={"row": previous}).step(), tasks.note.step())
+        results = group([failing, fine]).enqueue()
+        run_tasks()
+        assert [row_of(each).state for each in results] == [TaskState.FAILED, TaskState.SUCCEEDED]
+
     def test_an_async_task_gets_a_value(self) -> None:
         """It is read before the body is called."""
         result = chain(tasks.load.step(1), tasks.awaited.using(after={"value": previous}).step()).enqueue()
