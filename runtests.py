@@ -72,6 +72,9 @@ def main(arguments: list[str]) -> int:
         where = f"{processes} processes" if processes > 1 else "one process"
         lasts = DURATIONS.get(options.marker, "about 5 minutes")
         print(f"The tests take {lasts} on 2 cores. Here: {where}, {os.cpu_count()} cores.", flush=True)
+    # Each process, and each that a test starts, would compile the package and the tests again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     code = int(pytest.main(["-p", "tests.servers", *workers, "-m", EXPRESSIONS.get(marker, marker), *rest]))
     if is_whole and not options.marker:
         print("Left out, each with its time on 2 cores:")

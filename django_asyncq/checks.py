@@ -19,6 +19,7 @@ from .core.guard import attempt
 from .core.late import Late
 from .core.needs import NEEDS_OF_RETRIES, lacking
 from .core.options import MOST_ATTEMPTS, MOST_LOG_LINES, MOST_PER_SECOND, is_attempt_count
+from .core.rates import StartRate, rate_of
 from .core.schedules import declared_schedules
 from .core.time import AT_LEAST_ZERO, MORE_THAN_ZERO, is_duration
 from .core.timing import Cron, describe, fires_on_either_day
@@ -475,4 +476,23 @@ def check_inbox_lists(app_configs: Any = None, **kwargs: Any) -> Iterator[Messag
                 f"Task {task.module_path} has inbox={task.inbox!r}, which is a key of this package.",
                 hint="Give the list of another program; documents in the queue's own inbox need inbox=True.",
                 id="asyncq.E055",
+            )
+
+
+@check
+def check_shared_rates(app_configs: Any = None, **kwargs: Any) -> Iterator[Message]:
+    """Check that tasks which share a rate declare the same numbers: what is promised of it would be true of neither."""
+    sharing: dict[Any, dict[StartRate, Any]] = {}
+    for task in registry.every_task():
+        if task.rate is not None:
+            # A format that several tasks have gives the same name for the same values.
+            sharing.setdefault(task.rate_per or task.module_path, {}).setdefault(rate_of(task), task)
+    for name, found in sharing.items():
+        if len(found) > 1:
+            listed = ", ".join(f"{task.module_path} ({task.rate}, burst {task.burst})" for task in found.values())
+            text = repr(name) if isinstance(name, str) else f"of {name.__module__}.{name.__qualname__}"
+            yield checks.Warning(
+                f"Tasks share the rate {text} and declare different numbers: {listed}.",
+                hint="Give them the same rate and burst, or each a rate_per of its own. A Rate row overrides them all.",
+                id="asyncq.W056",
             )

@@ -150,6 +150,7 @@ CHAOS = {
     ],
     "no-fence": [Cut(script, FENCE, "") for script in ("done", "retry", "archive", "requeue")],
     "deaf-gates": [Cut("gate_acquire", "local limit = whole(known[2] or ARGV[2])", "local limit = whole(ARGV[2])")],
+    "forgetful-rates": [Cut("rate_take", "if is_new then", "if false then")],
     "shrinking-ttl": [
         Cut(
             "gate_acquire",

@@ -217,6 +217,12 @@ async def nap_async(seconds: float) -> str:
     return "rested"
 
 
+@task(takes_context=True, rate="10/s", rate_per="naps", gate="{gate}", queue_limit=5)
+def nap_at_a_rate(context: TaskContext, gate: str) -> None:
+    """Leave a begin in the history, at most ten times a second."""
+    note("begin", id=context.task_result.id)
+
+
 @task(takes_context=True, gate="{gate}", queue_limit=5, expected_seconds=1)
 def gated(context: TaskContext, gate: str, seconds: float = 0.0) -> None:
     """Hold a slot of a gate for a while."""

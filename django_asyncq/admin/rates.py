@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import admin
@@ -13,17 +14,23 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import Rate
-from ..observe.of_rates import reading_waiting
+from ..observe.of_rates import reading_waiting, reading_waiting_without_row
 from . import base
+from .base import url_about
 from .filters import RoutedAdmin
 from .fleet import fleet_and
 
 
-def note_waiting(request: HttpRequest, rows: Sequence[Rate]) -> None:
-    """Set `tasks_waiting` on each row; None where Redis gave no answer, and `waiting_unknown` to the reason."""
-    fleet, (waiting,) = fleet_and(request, reading_waiting([row.name for row in rows]))
+def note_waiting(request: HttpRequest, rows: Sequence[Rate]) -> dict[str, int]:
+    """Set `tasks_waiting` on each row; None where Redis gave no answer, and `waiting_unknown` to the reason.
+
+    Returns: how many tasks wait for each rate without a row.
+    """
+    readers = reading_waiting([row.name for row in rows]), reading_waiting_without_row()
+    fleet, (waiting, without_row) = fleet_and(request, *readers)
     for row in rows:
         row.tasks_waiting, row.waiting_unknown = waiting and waiting[row.name], fleet.error  # type: ignore[attr-defined]
+    return without_row or {}
 
 
 class RateAdmin(RoutedAdmin):
@@ -52,9 +59,13 @@ class RateAdmin(RoutedAdmin):
         return ("waiting",) if obj is None else ("name", "waiting")
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Read how many tasks wait for the rates on this page."""
-        changelist = super().get_changelist_instance(request)
-        note_waiting(request, changelist.result_list)
+        """Read how many tasks wait for the rates on this page, and for those without a row."""
+        changelist: Any = super().get_changelist_instance(request)
+        may_add = self.has_add_permission(request)
+        changelist.without_row = [
+            SimpleNamespace(name=name, waiting=waiting, url=url_about(self, "add", name=name) if may_add else "")
+            for name, waiting in note_waiting(request, changelist.result_list).items()
+        ]
         return changelist
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Rate | None:

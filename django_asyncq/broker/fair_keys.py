@@ -6,8 +6,6 @@ from collections import Counter
 from typing import NamedTuple
 
 from . import entries as replies
-from . import scripts
-from .access import Access
 from .keys import keys_of
 from .reading import Command, Reader
 
@@ -22,13 +20,11 @@ class FairKey(NamedTuple):
     waiting: int
 
 
-def place_in_line(broker: Access, queue: str, id: str) -> int | None:
-    """Return how many tasks come before a waiting one, and 1; None when it does not wait under a key or a priority.
-
-    Raises: BrokerUnavailable.
-    """
-    keys = broker.keys(queue)
-    found = scripts.run("fair_place", broker.client, [keys.pending, keys.priority, keys.fair], [replies.id_bytes(id)])
+def reading_place_in_line(alias: str, queue: str, id: str) -> Reader[int | None]:
+    """Read how many tasks come before a waiting one, and 1; None when it does not wait under a key or a priority."""
+    keys = keys_of(queue, alias)
+    lists = [keys.pending, keys.priority, keys.fair]
+    (found,) = yield [Command("fair_place", lists, [replies.id_bytes(id)], alias=alias)]
     return replies.count(found) or None
 
 

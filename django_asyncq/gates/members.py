@@ -185,12 +185,9 @@ def reading_waiters(gate: str, most: int | None = None) -> Reader[list[str]]:
     return entries.texts(found)
 
 
-def place_in_line(gate: str, id: str) -> int | None:
-    """Return the place of a task among those that wait, from 1 on; None for one that Redis does not know to wait.
-
-    Raises: BrokerUnavailable.
-    """
-    rank = scripts.send(client(), "zrank", keys(gate).waiters, id)
+def reading_place_in_line(gate: str, id: str, alias: str) -> Reader[int | None]:
+    """Read the place of a task among those that wait, from 1 on; None for one that Redis does not know to wait."""
+    (rank,) = yield [Command("zrank", [keys(gate).waiters], (id,), alias=alias)]
     return None if rank is None else entries.count(rank) + 1
 
 

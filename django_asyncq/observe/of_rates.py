@@ -75,6 +75,16 @@ def reading_waiting(names: list[str]) -> Reader[dict[str, int]]:
     return {name: state.waiting for name, state in (yield from rates.reading_states(names)).items()}
 
 
+def reading_waiting_without_row() -> Reader[dict[str, int]]:
+    """Read how many tasks wait for the rates that have no row, so that only the tasks declare them; at most 200."""
+    if not is_redis_used():
+        return {}
+    names = yield from rates.reading_waiting_names()
+    known = set(rows_of(Rate).filter(name__in=names).values_list("name", flat=True))
+    states = yield from rates.reading_states([name for name in names if name not in known][:MOST_RATES])
+    return {name: state.waiting for name, state in states.items() if state.waiting}
+
+
 def wait_of(row: TaskRecord) -> tuple[str, datetime | None] | None:
     """Return for which rate a QUEUED task waits, and about when it is looked at; None when it waits for none.
 

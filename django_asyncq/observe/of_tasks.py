@@ -25,6 +25,7 @@ from ..models import FailureReason, PauseKind, TaskRecord, TaskRecordQuerySet, T
 from ..storage.routing import ids_called, rows_of
 from ..tasks import Task
 from . import still_running
+from .places import places_in_line
 from .values import CancelCounts, FailureGroup, Outcome, TaskDetails, TaskInfo, TaskPage, UnknownInfo
 
 # --- Find rows of tasks by what an operator knows about them, page by page, along an index.
@@ -44,6 +45,8 @@ SHOWN = (
     "max_attempts", "crash_count", "suspicion", "is_remote", "wire_id", "enqueued_at", "run_after", "retry_at",
     "started_at", "finished_at",
 )  # fmt: skip
+# What says where a task waits.
+PLACED = ("id", "state", "reason", "retry_at", "backend", "queue_name", "gate", "wire_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +220,18 @@ class Tasks:
         """Return all that is known of a task; None when it has no row."""
         row = self._of_backend(EVERYTHING).rows().filter(id=id).first()
         return None if row is None else _details_of(row)
+
+    def places_in_line(self, ids: Collection[UUID]) -> dict[UUID, int]:
+        """Return the places of those that wait in a line, from 1 on: at their gate, or else in their queue.
+
+        In a queue, only tasks with a fair key or a priority have places. A few round trips for any number of tasks.
+        Raises: BrokerUnavailable.
+        """
+        rows = self._of_backend(EVERYTHING).rows().filter(state__in=(TaskState.QUEUED, TaskState.FAILED))
+        found: dict[UUID, int] = {}
+        for page in _pages(list(ids)):
+            found |= places_in_line(rows.filter(id__in=page).only(*PLACED))
+        return found
 
     def called(self, wire_id: str) -> list[TaskInfo]:
         """Return the tasks that another program calls so, the newest first: several where it used this again.

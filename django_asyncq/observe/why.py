@@ -5,14 +5,10 @@ The rows and the pauses decide; who is alive comes from Redis. While that is unr
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
-from .. import gates
-from ..broker import Broker
-from ..broker.fair_keys import place_in_line
 from ..broker.unknown_tasks import label_of
 from ..core.aliases import uses_redis
 from ..core.fairness import share_of
@@ -21,6 +17,7 @@ from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Pause, TaskRecord, TaskState
 from .fleet import Fleet
 from .of_rates import wait_of
+from .places import places_in_line
 
 
 class Keeper(Enum):
@@ -98,9 +95,9 @@ def why_not_running(row: TaskRecord, fleet: Fleet, *, with_place: bool = False) 
 
 
 def _place_in_line(row: TaskRecord) -> int | None:
-    """Return the place of a task among those that wait at its gate, from 1 on; None when Redis does not know it."""
+    """Return the place of a task; None when Redis does not know it, or cannot say."""
     try:
-        return gates.place_in_line(row.gate, str(row.id))
+        return places_in_line([row]).get(row.id)
     except BrokerUnavailable:
         return None
 
@@ -110,10 +107,7 @@ def _with_fair_key(why: Why, row: TaskRecord, fleet: Fleet) -> Why:
     share = share_of(row)
     if share is None:
         return why
-    place = None
-    if fleet.is_known and uses_redis(row.backend):
-        with suppress(BrokerUnavailable):
-            place = place_in_line(Broker("producer", row.backend), row.queue_name, row.redis_id)
+    place = _place_in_line(row) if fleet.is_known else None
     return why._replace(subject=masker_of(row).text(share.key), place=place)
 
 

@@ -105,8 +105,14 @@ def forget_built(name: str) -> None:
 
 
 def waiting_names() -> list[str]:
-    """Return the names of the rates for which tasks wait, sorted. Raises: BrokerUnavailable."""
-    return sorted(entries.texts(scripts.send(clients.client("producer"), "smembers", waiting_rates_key())))
+    """Return what `reading_waiting_names` finds. Raises: BrokerUnavailable."""
+    return read("producer", reading_waiting_names())
+
+
+def reading_waiting_names() -> Reader[list[str]]:
+    """Read the names of the rates for which tasks wait, sorted."""
+    (found,) = yield [Command("smembers", [waiting_rates_key()])]
+    return sorted(entries.texts(found))
 
 
 def forget_waiting(name: str) -> None:

@@ -48,6 +48,7 @@ READS: dict[str, Callable[..., Any]] = {
     "lrange": lambda key, *range: [],
     "zrange": lambda key, *range, **more: [],
     "zrangebyscore": lambda key, *range, **more: [],
+    "zrank": lambda key, member: _rank(key, member),
 }
 
 
@@ -108,11 +109,7 @@ class MemoryClient:
         if before.gate == gate:
             # Of the tasks of this call, which have no rows yet.
             holders.update(before.holders)
-        waiting_rows = rows_of(TaskRecord).waiting_at_gate(gate).order_by("-priority", "id")
-        waiters = [
-            *map(str, waiting_rows.values_list("id", flat=True)),
-            *(before.joined if before.gate == gate else ()),
-        ]
+        waiters = [*_waiting_at(gate), *(before.joined if before.gate == gate else ())]
         places = {id: place for place, id in enumerate(waiters)}
         waiting = len(places)
         for id in asking:
@@ -128,6 +125,19 @@ class MemoryClient:
             earlier = before.joined if before.gate == gate else []
             self._last = Asked(gate, holders, [*earlier, *refused[:joining]])
         return [b"admitted", limit or 0, len(holders), expected, waiting, joining, *(id.encode() for id in refused)]
+
+
+def _waiting_at(gate: str) -> list[str]:
+    """Return the ids of the tasks that wait at a gate, those that are next first, as their rows say."""
+    rows = rows_of(TaskRecord).waiting_at_gate(gate).order_by("-priority", "id")
+    return list(map(str, rows.values_list("id", flat=True)))
+
+
+def _rank(key: str, id: str) -> int | None:
+    """Return how many tasks wait at a gate before one; None when it does not wait there."""
+    prefix = f"{{{conf.current().gate_prefix}"
+    line = _waiting_at(key.removeprefix(prefix).removesuffix("}:waiters")) if key.startswith(prefix) else []
+    return line.index(id) if id in line else None
 
 
 def _text(word: Any) -> str:

@@ -17,6 +17,7 @@ class Model:
 
     limit: maximum renders queued or running at once, until somebody changes the Gate row in the admin.
     expected_seconds: for one render at the default size. palette: used when the order names none.
+    copies: how many the second button orders.
     is_flaky: some attempts fail at random. is_impossible: the first attempt fails and is not retried.
     """
 
@@ -27,6 +28,7 @@ class Model:
     expected_seconds: float
     palette: str
     painter: Painter
+    copies: int = 5
     is_flaky: bool = False
     is_impossible: bool = False
 
@@ -103,6 +105,16 @@ MODELS: dict[str, Model] = {
             expected_seconds=0.5,
             palette="ember",
             painter=painters.flow,
+        ),
+        Model(
+            name="sketch",
+            title="Sketches",
+            about="Forty at a press: flood the studio, and see that others get their turn.",
+            limit=100,
+            expected_seconds=0.3,
+            palette="aurora",
+            painter=painters.sketch,
+            copies=40,
         ),
         Model(
             name="nebula",

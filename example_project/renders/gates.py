@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 from django.db.models import Count
 
-from django_asyncq.models import Gate, TaskRecord, TaskState
+from django_asyncq.models import Gate, TaskRecord, TaskRecordQuerySet
 
 from .catalogue import MODELS, Model
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """How full a model's gate is. limit: 0 or less means no limit."""
+    """How full a model's gate is. limit: 0 or less means no limit. waiting: renders that wait for a slot."""
 
     model: Model
     limit: int
     occupancy: int
+    waiting: int = 0
 
     @property
     def text(self) -> str:
@@ -25,7 +26,8 @@ class Meter:
         if self.limit <= 0:
             return f"{self.occupancy} queued or running, no limit"
         full = ", full" if self.is_full else ""
-        return f"{self.occupancy} of {self.limit} slots{full}"
+        waiting = f", {self.waiting} waiting" if self.waiting else ""
+        return f"{self.occupancy} of {self.limit} slots{full}{waiting}"
 
     @property
     def is_full(self) -> bool:
@@ -43,13 +45,19 @@ def ensure_gates() -> int:
 
 
 def occupancies() -> dict[str, int]:
-    """Return how many tasks of each gate are queued or running, according to the database."""
-    live = TaskRecord.objects.filter(state__in=(TaskState.QUEUED, TaskState.RUNNING)).exclude(gate="")
-    return dict(live.order_by().values_list("gate").annotate(Count("id")))
+    """Return how many tasks hold a slot of each gate, according to the database."""
+    return _by_gate(TaskRecord.objects.holding_slot())
+
+
+def _by_gate(tasks: TaskRecordQuerySet) -> dict[str, int]:
+    return dict(tasks.order_by().values_list("gate").annotate(Count("id")))
 
 
 def meters() -> list[Meter]:
     """Return one meter per model, in the order of the catalogue."""
     limits = dict(Gate.objects.values_list("name", "limit"))
-    held = occupancies()
-    return [Meter(model, limits.get(model.name, model.limit), held.get(model.name, 0)) for model in MODELS.values()]
+    held, waiting = occupancies(), _by_gate(TaskRecord.objects.waiting_at_gate())
+    return [
+        Meter(model, limits.get(name, model.limit), held.get(name, 0), waiting.get(name, 0))
+        for name, model in MODELS.items()
+    ]

@@ -12,7 +12,10 @@ from .palettes import PALETTES
 
 SMALLEST, LARGEST, DEFAULT_SIZE = 64, 768, 384
 LARGEST_SEED = 2**31 - 1
-FIELDS = ("model", "seed", "size", "palette", "priority")
+LONGEST_NAME = 40
+# Of a visitor who says none.
+NOBODY = "guest"
+FIELDS = ("model", "seed", "size", "palette", "priority", "visitor", "wait")
 
 
 class BadOrder(Exception):
@@ -25,18 +28,20 @@ class BadOrder(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A valid order."""
+    """A valid order. visitor: who shares the workers fairly with others. wait: whether it may wait at a full gate."""
 
     model: str
     seed: int
     size: int
     palette: str
     priority: int = 0
+    visitor: str = NOBODY
+    wait: bool = False
 
     @property
     def params(self) -> dict[str, Any]:
         """The keyword arguments of the task."""
-        return {"seed": self.seed, "size": self.size, "palette": self.palette}
+        return {"seed": self.seed, "size": self.size, "palette": self.palette, "visitor": self.visitor}
 
 
 def read_order(data: Any) -> Order:
@@ -52,6 +57,11 @@ def read_order(data: Any) -> Order:
         errors["model"] = f"one of {', '.join(MODELS)}"
     if not isinstance(palette, str) or (palette and palette not in PALETTES):
         errors["palette"] = f"one of {', '.join(PALETTES)}, or omitted"
+    visitor, wait = data.get("visitor", ""), data.get("wait", False)
+    if not isinstance(visitor, str) or not visitor.isprintable() or len(visitor.strip()) > LONGEST_NAME:
+        errors["visitor"] = f"a name of at most {LONGEST_NAME} printable characters, or omitted"
+    if not isinstance(wait, bool):
+        errors["wait"] = "true, to wait at a full gate, or false"
     numbers = {
         "seed": _whole(data, "seed", 0, LARGEST_SEED, random.randint(0, LARGEST_SEED), errors),
         "size": _whole(data, "size", SMALLEST, LARGEST, DEFAULT_SIZE, errors),
@@ -59,7 +69,8 @@ def read_order(data: Any) -> Order:
     }
     if errors:
         raise BadOrder(errors)
-    return Order(model=str(model), palette=palette or MODELS[str(model)].palette, **numbers)
+    name = str(visitor).strip() or NOBODY
+    return Order(model=str(model), palette=palette or MODELS[str(model)].palette, visitor=name, wait=wait, **numbers)
 
 
 def _whole(data: Mapping[str, Any], field: str, least: int, most: int, default: int, errors: dict[str, str]) -> int:

@@ -245,6 +245,24 @@ def flow(random: Generator, size: int, palette: str, steps: Steps) -> Image.Imag
     return to_image(colourise(0.06 + traces.reshape(grid, grid), palette), size)
 
 
+def sketch(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
+    """Draw as a harmonograph does: a pen and its paper hang from pendulums that slowly come to rest."""
+    grid, points, rounds = size * 3 // 2, 12_000, 160
+    waves = random.choice([1, 2, 3, 4], 4) + random.normal(0, 0.006, 4)
+    phases, damping = random.uniform(0, 2 * np.pi, 4), random.uniform(0.006, 0.016, 4)
+    ink = np.zeros(grid * grid)
+    for turn in steps(rounds):
+        # The pen's way is cut into pieces, one for each step.
+        at = (turn + np.linspace(0, 1, points, endpoint=False)) * 200 / rounds
+        swings = [np.sin(w * at + p) * np.exp(-d * at) for w, p, d in zip(waves, phases, damping, strict=True)]
+        x, y = swings[0] + swings[1], swings[2] + swings[3]
+        column, row = (((each + 2.1) / 4.2 * grid).astype(int) for each in (x, y))
+        ink += np.bincount(row * grid + column, minlength=grid * grid)
+    brightness = np.log1p(ink.reshape(grid, grid))
+    brightness /= max(float(np.quantile(brightness, 0.999)), 1e-9)
+    return to_image(colourise(0.05 + 0.95 * brightness, palette), size)
+
+
 def nebula(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint clouds of noise bent by noise, with stars in front of and behind them."""
     grid = size * 3 // 2

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
-from django.db.models import Count, Q, QuerySet, Window
+from django.db.models import Count, Max, Q, QuerySet, TextField, Value, Window
+from django.db.models.fields.json import KT
+from django.db.models.functions import Coalesce
 from django.urls import reverse
 from django.utils import timezone
 
+from django_asyncq.exceptions import BrokerUnavailable
 from django_asyncq.models import FailureReason, TaskRecord, TaskState
+from django_asyncq.observe.inspector import Inspector
 
 from .catalogue import MODELS
 from .gates import Meter
+from .orders import NOBODY
 from .tasks import render
 
 STATES = {
@@ -24,6 +33,9 @@ STATES = {
 }
 # What a person may cancel.
 LIVE = ("queued", "running", "retrying")
+# Who is shown beside each other, and what of theirs is counted.
+MOST_VISITORS = 6
+LATELY = timedelta(minutes=10)
 
 
 def renders() -> QuerySet[TaskRecord]:
@@ -60,13 +72,63 @@ def gallery(most: int) -> tuple[list[TaskRecord], dict[str, int]]:
     return found, {state: getattr(found[0], f"count_{state}") if found else 0 for state in conditions}
 
 
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """What has become of what a visitor has ordered lately. done: succeeded, failed or cancelled, of all."""
+
+    name: str
+    done: int
+    total: int
+
+    @property
+    def text(self) -> str:
+        """Describe it in words."""
+        return f"{self.done} of {self.total} done"
+
+
+def visitors() -> list[Visitor]:
+    """Return the visitors of the last minutes, the one who ordered last in front."""
+    lately = TaskRecord.objects.enqueued_since(timezone.now() - LATELY).filter(name=render.module_path)
+    named = lately.order_by().annotate(visitor=Coalesce(KT("kwargs__visitor"), Value(NOBODY), output_field=TextField()))
+    is_done = Q(state=TaskState.SUCCEEDED) | Q(state=TaskState.FAILED, retry_at=None)
+    counts = {"done": Count("id", filter=is_done), "total": Count("id"), "latest": Max("enqueued_at")}
+    found = named.values("visitor").annotate(**counts).order_by("-latest")[:MOST_VISITORS]
+    return [Visitor(each["visitor"], each["done"], each["total"]) for each in found]
+
+
+def describe_visitor(visitor: Visitor) -> dict[str, Any]:
+    """Return a visitor as JSON."""
+    return {"name": visitor.name, "done": visitor.done, "total": visitor.total, "text": visitor.text}
+
+
+def places(records: Iterable[TaskRecord]) -> dict[UUID, int]:
+    """Return the places in line of those that wait; none while Redis is unreachable, since only it knows the order."""
+    waiting = [record.id for record in records if state_of(record) in ("queued", "retrying")]
+    try:
+        return Inspector().tasks.places_in_line(waiting) if waiting else {}
+    except BrokerUnavailable:
+        return {}
+
+
+def ordinal(number: int) -> str:
+    """Return a number as in "3rd in line"."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+def describe_all(records: Sequence[TaskRecord]) -> list[dict[str, Any]]:
+    """Return renders as JSON, those that wait with their places in line."""
+    found = places(records)
+    return [describe(record, found.get(record.id)) for record in records]
+
+
 def state_counts() -> dict[str, int]:
     """Return how many renders there are in each state."""
     return gallery(1)[1]
 
 
-def describe(record: TaskRecord) -> dict[str, Any]:
-    """Return a render as JSON. `image_url` is None until the picture exists."""
+def describe(record: TaskRecord, place: int | None = None) -> dict[str, Any]:
+    """Return a render as JSON. `image_url` is None until the picture exists. place: in line, of one that waits."""
     model_name = record.args[0] if record.args else ""
     model = MODELS.get(model_name)
     state = state_of(record)
@@ -77,7 +139,9 @@ def describe(record: TaskRecord) -> dict[str, Any]:
         "title": model.title if model else model_name,
         "state": state,
         "state_text": STATES[state],
-        "note": note_of(record, state, result.get("seconds")),
+        "note": note_of(record, state, result.get("seconds"), place),
+        "visitor": record.kwargs.get("visitor") or NOBODY,
+        "place": place,
         "attempt": record.attempt,
         "max_attempts": record.max_attempts,
         "lost_workers": lost_workers(record),
@@ -115,9 +179,15 @@ def lost_workers(record: TaskRecord) -> int:
     return sum(error["exception"].endswith(".WorkerLost") for error in record.errors)
 
 
-def note_of(record: TaskRecord, state: str, seconds: float | None) -> str:
-    """Describe the state in a few words: error, attempts, worker crashes, duration."""
+def note_of(record: TaskRecord, state: str, seconds: float | None, place: int | None = None) -> str:
+    """Describe the state in a few words: whose it is, place in line, error, attempts, worker crashes, duration."""
     parts = []
+    if (visitor := record.kwargs.get("visitor") or NOBODY) != NOBODY:
+        parts.append(f"for {visitor}")
+    if record.waits_for_slot:
+        parts.append("waits for a slot")
+    if place is not None:
+        parts.append(f"{ordinal(place)} in line")
     if record.cancel_requested_at is not None and state == "running":
         parts.append("asked to stop")
     if state == "failed" or (state == "retrying" and record.errors):
@@ -142,6 +212,7 @@ def describe_meter(meter: Meter) -> dict[str, Any]:
         "about": meter.model.about,
         "limit": meter.limit,
         "occupancy": meter.occupancy,
+        "waiting": meter.waiting,
         "text": meter.text,
         "is_full": meter.is_full,
         "scale": max(meter.limit, 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import time
@@ -18,6 +19,7 @@ from PIL.Image import Image
 from django_asyncq import TaskContext, every, startup_task, task
 
 from .catalogue import MODELS
+from .orders import NOBODY
 
 logger = logging.getLogger("renders")
 
@@ -32,24 +34,31 @@ class RenderGlitch(Exception):
     """A flaky render lost its picture. The next attempt may succeed."""
 
 
+def picture(model: str, visitor: str = NOBODY, **params: Any) -> str:
+    """Return which picture a call of `render` paints, whoever has ordered it: no other call paints it meanwhile."""
+    return json.dumps([model, params], sort_keys=True)
+
+
 @task(
     queue_name="renders",
     takes_context=True,
     gate="{model}",
     queue_limit=4,
     expected_seconds=1,
+    fair="{visitor}",
     max_attempts=MAX_ATTEMPTS,
     backoff=1,
     give_up_on=(ValueError,),
     timeout=60,
     schedulable=True,
-    unique=True,
+    unique=picture,
 )
-def render(context: TaskContext, model: str, **params: Any) -> dict[str, Any]:
+def render(context: TaskContext, model: str, visitor: str = NOBODY, **params: Any) -> dict[str, Any]:
     """Paint one picture and save it. The same picture is not rendered twice at a time.
 
     It is safe to repeat: the seed decides the picture, and the file is replaced in one step.
-    params: seed, size and palette. Returns: the file's name and the duration in seconds.
+    visitor: who has ordered it; visitors share the workers fairly. params: seed, size and palette.
+    Returns: the file's name and the duration in seconds.
     Raises: RenderGlitch at random for a flaky model; ValueError, which is not retried, for an impossible model;
     TaskCancelled between two steps when somebody has cancelled it.
     """

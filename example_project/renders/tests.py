@@ -73,17 +73,27 @@ class OrderTests(SimpleTestCase):
         """Only the model is required."""
         order = read_order({"model": "fern"})
         self.assertEqual((order.palette, order.size, order.priority), ("moss", 384, 0))
+        self.assertEqual((order.visitor, order.wait), ("guest", False))
+        self.assertEqual(read_order({"model": "fern", "visitor": " ann "}).visitor, "ann")
+        self.assertEqual(read_order({"model": "fern", "visitor": "  "}).visitor, "guest")
 
     def test_every_invalid_field_is_named(self) -> None:
         """All errors are returned at once, each with its field."""
         bad = {"model": "x", "seed": -1, "size": 10**9, "palette": "mud", "priority": True, "name": "y"}
+        bad |= {"visitor": "a\nb", "wait": 1}
         with self.assertRaises(BadOrder) as caught:
             read_order(bad)
         self.assertEqual(set(caught.exception.errors), set(bad))
 
     def test_an_order_must_be_an_object(self) -> None:
         """Other JSON values and fields of a wrong type are refused."""
-        wrong_types = ({"model": ["fern"]}, {"model": "fern", "palette": {}}, {"model": "fern", "seed": 1.0})
+        wrong_types = (
+            {"model": ["fern"]},
+            {"model": "fern", "palette": {}},
+            {"model": "fern", "seed": 1.0},
+            {"model": "fern", "visitor": 7},
+            {"model": "fern", "visitor": "x" * 41},
+        )
         for data in (None, [], "fern", 1, *wrong_types):
             with self.subTest(data=data), self.assertRaises(BadOrder):
                 read_order(data)
@@ -125,7 +135,7 @@ class ApiTests(StudioTestCase):
         self.assertEqual(response["Location"], f"/api/renders/{answer['id']}")
         record = TaskRecord.objects.get(id=answer["id"])
         self.assertEqual((record.args, record.gate, record.state), (["fern"], "fern", TaskState.QUEUED))
-        self.assertEqual(record.kwargs, {"seed": 5, "size": 128, "palette": "moss"})
+        self.assertEqual(record.kwargs, {"seed": 5, "size": 128, "palette": "moss", "visitor": "guest"})
         self.assertEqual(self.client.get(answer["status_url"]).json()["state"], "queued")
 
     def test_a_full_gate_answers_429_with_retry_after(self) -> None:
@@ -142,6 +152,49 @@ class ApiTests(StudioTestCase):
         self.assertEqual(TaskRecord.objects.count(), 2)
         self.assertEqual(self.order({"model": "julia"}).status_code, 202)
 
+    def test_an_order_that_may_wait_gets_a_place_in_line(self) -> None:
+        """It is accepted at a full gate; its card says its place, which falls when those before it are gone."""
+        Gate.objects.filter(name="fern").update(limit=1)
+        order = {"model": "fern", "size": 64, "visitor": "ann", "wait": True}
+        ids = [self.order({**order, "seed": seed}).json()["id"] for seed in range(4)]
+        self.assertEqual(self.order({**order, "wait": False}).status_code, 429)
+
+        def notes() -> list[str]:
+            found = {each["id"]: each["note"] for each in self.client.get("/api/renders").json()["renders"]}
+            return [found[id] for id in ids]
+
+        waits = "for ann · waits for a slot · "
+        self.assertEqual(notes(), ["for ann", f"{waits}1st in line", f"{waits}2nd in line", f"{waits}3rd in line"])
+        self.assertEqual(self.client.get(f"/api/renders/{ids[3]}").json()["place"], 3)
+        gates = {model["name"]: model for model in self.client.get("/api/models").json()["models"]}
+        self.assertEqual(gates["fern"]["text"], "1 of 1 slots, full, 3 waiting")
+        self.client.delete(f"/api/renders/{ids[1]}")
+        self.assertEqual(notes()[2:], [f"{waits}1st in line", f"{waits}2nd in line"])
+        with lose_redis():
+            self.assertEqual(notes()[2], "for ann · waits for a slot")
+        run_tasks()
+        self.assertTrue(all(image_path(id).exists() for id in (ids[0], *ids[2:])))
+
+    def test_one_who_floods_waits_behind_himself(self) -> None:
+        """The only render of another visitor is the second that is painted, and the page counts for each."""
+        for seed in range(4):
+            self.order({"model": "sketch", "size": 64, "seed": seed, "visitor": "bob"})
+        last = self.order({"model": "sketch", "size": 64, "seed": 9, "visitor": "ann"}).json()["id"]
+        found = self.client.get("/api/renders").json()["visitors"]
+        texts = [(each["name"], each["text"]) for each in found]
+        self.assertEqual(texts, [("ann", "0 of 1 done"), ("bob", "0 of 4 done")])
+        done = [result.id for result in run_tasks()]
+        self.assertIn(last, done[:2])
+        found = self.client.get("/api/renders").json()["visitors"]
+        self.assertEqual([each["text"] for each in found], ["1 of 1 done", "4 of 4 done"])
+
+    def test_a_picture_is_the_same_whoever_orders_it(self) -> None:
+        """The second visitor gets the URL of the first one's render."""
+        order = {"model": "fern", "seed": 5, "size": 64}
+        first = self.order({**order, "visitor": "ann"})
+        again = self.order({**order, "visitor": "bob"})
+        self.assertEqual((again.status_code, again.json()["id"]), (409, first.json()["id"]))
+
     def test_without_redis_an_order_is_refused_with_503(self) -> None:
         """A gate that cannot be checked admits nothing, and the answer has `Retry-After`."""
         with lose_redis():
@@ -149,6 +202,8 @@ class ApiTests(StudioTestCase):
         self.assertEqual((response.status_code, response["Retry-After"]), (503, "5"))
         self.assertEqual(response.json()["gate"], "fern")
         self.assertEqual(TaskRecord.objects.count(), 0)
+        with lose_redis():
+            self.assertEqual(self.order({"model": "fern", "wait": True}).status_code, 202)
 
     def test_invalid_requests_are_refused_with_a_reason(self) -> None:
         """Invalid JSON and fields give 400, form data 415, a long body 413, each with an error message."""
@@ -291,6 +346,25 @@ class PageTests(StudioTestCase):
         self.assertIn("The gate is full", pressed)
         self.assertEqual(TaskRecord.objects.count(), 3)
 
+    def test_the_form_knows_the_visitor_without_javascript(self) -> None:
+        """The page carries the name and the wish to wait from its address into each form, and back."""
+        page = self.client.get("/?visitor=ann+%22b%22&wait=1").content.decode()
+        self.assertEqual(page.count('name="visitor" value="ann &quot;b&quot;"'), len(MODELS) + 2)
+        self.assertEqual(page.count('<input type="hidden" name="wait" value="1">'), len(MODELS) + 1)
+        Gate.objects.filter(name="fern").update(limit=1)
+        data = {"model": "fern", "copies": "5", "visitor": "ann", "wait": "1"}
+        response = self.client.post("/submit", data, follow=True)
+        self.assertEqual(response.redirect_chain, [("/?visitor=ann&wait=1", 302)])
+        self.assertContains(response, "5 accepted.")
+        self.assertContains(response, "4th in line")
+        self.assertContains(response, "0 of 5 done")
+        self.assertEqual(TaskRecord.objects.waiting_at_gate("fern").count(), 4)
+        data = {"model": "sketch", "copies": "40", "visitor": "ann"}
+        self.assertContains(self.client.post("/submit", data, follow=True), "40 accepted.")
+        self.assertContains(
+            self.client.post("/submit", {**data, "visitor": "x" * 41}, follow=True), "visitor: a name of"
+        )
+
     def test_a_picture_ordered_twice_with_the_form_is_rendered_once(self) -> None:
         """The seed decides the picture; the page says that it is already being rendered."""
         for seed, text in (
@@ -390,7 +464,7 @@ class CommandTests(StudioTestCase):
 
     def test_a_demo_with_too_few_orders_is_refused(self) -> None:
         """Fewer orders would not fill a gate."""
-        with self.assertRaisesMessage(CommandError, "at least 12"):
+        with self.assertRaisesMessage(CommandError, "at least 13"):
             call_command("demo", count=5)
 
     def test_a_process_that_exits_stops_the_demo_with_its_log(self) -> None:

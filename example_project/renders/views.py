@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import messages
@@ -28,13 +29,12 @@ from django_asyncq.core.compat import TaskResultDoesNotExist
 
 from .catalogue import MODELS
 from .gates import meters
-from .orders import BadOrder, Order, read_order
+from .orders import LONGEST_NAME, BadOrder, Order, read_order
 from .palettes import PALETTES
-from .presentation import describe, describe_meter, gallery, renders
+from .presentation import describe_all, describe_meter, describe_visitor, gallery, renders, visitors
 from .tasks import image_path, render
 
 SHOWN = 60
-MAX_COPIES = 5
 SECONDS_UNTIL_REDIS_IS_BACK = 5
 DUPLICATE = "This picture is already being rendered."
 # What a person reads of the three answers of `cancel`.
@@ -52,7 +52,12 @@ def queue_render(order: Order) -> Any:
     """Enqueue one render. Raises: DuplicateTask, QueueFull, GateUnavailable."""
     model = MODELS[order.model]
     # The limit and the seconds apply only while no Gate row of that name exists.
-    task = render.using(priority=order.priority, queue_limit=model.limit, expected_seconds=model.expected_seconds)
+    task = render.using(
+        priority=order.priority,
+        queue_limit=model.limit,
+        expected_seconds=model.expected_seconds,
+        on_full="wait" if order.wait else "reject",
+    )
     return task.enqueue(order.model, **order.params)
 
 
@@ -106,14 +111,22 @@ def index(request: HttpRequest) -> HttpResponse:
     context = {
         # An answer to an order is beside the button that was pressed; the tag of its message names the model.
         "meters": [
-            {**describe_meter(meter), "said": [each for each in said if each.extra_tags == meter.model.name]}
+            {
+                **describe_meter(meter),
+                "copies": meter.model.copies,
+                "said": [each for each in said if each.extra_tags == meter.model.name],
+            }
             for meter in meters()
         ],
         "said": [each for each in said if each.extra_tags not in MODELS],
         "palettes": list(PALETTES),
-        "cards": [describe(record) for record in found],
+        "cards": describe_all(found),
         "counts": counts,
-        "copies": MAX_COPIES,
+        "visitors": visitors(),
+        # What its form sets, and each order of the page carries on when JavaScript is off.
+        "visitor": request.GET.get("visitor", "")[:LONGEST_NAME],
+        "wait": request.GET.get("wait") == "1",
+        "longest_name": LONGEST_NAME,
     }
     response = render_template(request, "renders/index.html", context)
     response["Content-Security-Policy"] = POLICY
@@ -123,8 +136,9 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_POST
 def submit(request: HttpRequest) -> HttpResponse:
     """Accept an order from the form of the page when JavaScript is off, and show a message."""
-    copies = {"1": 1, str(MAX_COPIES): MAX_COPIES}.get(request.POST.get("copies", "1"), 1)
     accepted, model = 0, request.POST.get("model", "")
+    most = MODELS[model].copies if model in MODELS else 1
+    copies = most if request.POST.get("copies") == str(most) else 1
     try:
         for _ in range(copies):
             # Without a seed each copy gets another one, and so is another picture.
@@ -142,12 +156,19 @@ def submit(request: HttpRequest) -> HttpResponse:
         messages.error(request, text, model)
     else:
         messages.success(request, f"{accepted} accepted.", model)
-    return redirect("index")
+    return back_to_the_page(request)
+
+
+def back_to_the_page(request: HttpRequest) -> HttpResponse:
+    """Show the page again as the visitor has set it."""
+    kept = {name: value for name in ("visitor", "wait") if (value := request.POST.get(name))}
+    return redirect(f"{reverse('index')}?{urlencode(kept)}" if kept else "index")
 
 
 def form_data(request: HttpRequest) -> dict[str, Any]:
     """Return the order in the fields of the form. A seed that is no number stays text, which is refused."""
-    data: dict[str, Any] = {"model": request.POST.get("model"), "palette": request.POST.get("palette", "")}
+    data: dict[str, Any] = {name: request.POST.get(name, "") for name in ("model", "palette", "visitor")}
+    data["wait"] = request.POST.get("wait") == "1"
     if seed := request.POST.get("seed", "").strip():
         data["seed"] = int(seed) if seed.isascii() and seed.isdigit() and len(seed) < 20 else seed
     return data
@@ -160,7 +181,7 @@ def cancel(request: HttpRequest, id: UUID) -> HttpResponse:
         messages.info(request, CANCEL_TEXTS[render.get_result(str(id)).cancel(reason="by a visitor")])
     except TaskResultDoesNotExist:
         messages.error(request, f"Render {id} does not exist.")
-    return redirect("index")
+    return back_to_the_page(request)
 
 
 @require_GET
@@ -173,21 +194,23 @@ def models(request: HttpRequest) -> JsonResponse:
 @require_http_methods(["GET", "POST"])
 @answers_in_json
 def render_list(request: HttpRequest) -> HttpResponseBase:
-    """List the newest renders, the gates and the counts (GET), or order a render (POST).
+    """List the newest renders, the gates, the counts and the visitors (GET), or order a render (POST).
 
     POST answers 202 with the id and `Location`, or 400, 413 or 415 for an invalid request. It answers 409 with the id
     of the render that is queued or running when that is the same picture, 429 with `Retry-After` when the gate is full,
-    and 503 with `Retry-After` when Redis is unreachable: a gate that cannot be
-    checked admits nothing. The view needs no CSRF token for the reason given at the top of this module.
+    and 503 with `Retry-After` when Redis is unreachable: a gate that cannot be checked admits nothing. An order with
+    `"wait": true` is accepted in both cases, and its render waits for a slot. The view needs no CSRF token for the
+    reason given at the top of this module.
     """
     if request.method == "POST":
         return take_order(request)
     found, counts = gallery(SHOWN)
     return JsonResponse(
         {
-            "renders": [describe(record) for record in found],
+            "renders": describe_all(found),
             "models": [describe_meter(meter) for meter in meters()],
             "counts": counts,
+            "visitors": [describe_visitor(each) for each in visitors()],
         }
     )
 
@@ -230,7 +253,7 @@ def render_detail(request: HttpRequest, id: UUID) -> JsonResponse:
     if request.method == "DELETE":
         answer = render.get_result(str(id)).cancel(reason="by a visitor")
         return JsonResponse({"id": str(id), "cancel": answer, "text": CANCEL_TEXTS[answer]})
-    return JsonResponse(describe(record))
+    return JsonResponse(*describe_all([record]))
 
 
 @require_GET

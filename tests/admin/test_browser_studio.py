@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,12 +45,18 @@ IS_DONE = f"""{GALLERY}
 return cards("succeeded").length === arguments[0] && cards("failed").length === 1
     && pictures.length === arguments[0] && pictures.every((each) => each.complete && each.naturalWidth > 0);
 """
-# The end of the first model that is as low as the cards: neither is cut.
+# At one moment, for the page changes it.
+BAR = """
+const bar = [...document.querySelectorAll("#visitors li")].find((each) => each.dataset.visitor === arguments[0]);
+const progress = bar?.querySelector("progress");
+return bar ? [progress.value, progress.max, bar.querySelector(".done").textContent] : [0, 0, ""];
+"""
+# The end of the first model that is as low as the cards: neither is cut. With many cards, that of the last one.
 LOWEST = """
 const end = (element) => element.getBoundingClientRect().bottom + window.scrollY;
 const cards = end(document.getElementById("cards"));
 const models = [...document.querySelectorAll("form[data-model]")].map(end);
-return models.slice(arguments[0] - 1).find((each) => each >= cards);
+return models.slice(arguments[0] - 1).find((each) => each >= cards) ?? models.at(-1);
 """
 MARGIN = 12
 # Ten on a machine with nothing else to do.
@@ -101,6 +108,20 @@ def order(studio: Person, model: str, copies: int = 1) -> str:
     return studio.text(f"{form} .answer")
 
 
+def become(studio: Person, name: str) -> None:
+    """Be another visitor, as the field above the models says."""
+    field = studio.one("#visitor-name")
+    field.clear()
+    field.send_keys(name)
+
+
+def done_of(studio: Person, name: str) -> tuple[int, int]:
+    """Return how many renders of a visitor are done, and how many there are, as the bar says. It may not be there."""
+    done, total, text = studio.browser.execute_script(BAR, name)
+    assert text == (f"{done} of {total} done" if total else "")
+    return done, total
+
+
 def hold_a_busy_moment(studio: Person) -> bool:
     """Pause the page's updates while it shows a busy moment; False if it shows none, or was faster."""
     if not studio.browser.execute_script(IS_BUSY):
@@ -133,6 +154,42 @@ def picture(studio: Person, name: str, models: int) -> None:
         image = image.quantize(256, palette=image.quantize(256), dither=Image.Dither.FLOYDSTEINBERG)
     Path(folder).mkdir(parents=True, exist_ok=True)
     image.save(Path(folder) / f"{name}.png", optimize=True)
+
+
+# Keeps what the card of the render that waits last says of its place, each text once.
+NOTE_PLACES = """
+const card = [...document.querySelectorAll(".card")].find((each) => each.textContent.includes(arguments[0]));
+const note = card.querySelector(".note");
+window.places = [note.textContent];
+new MutationObserver(() => window.places.push(note.textContent)).observe(note, { childList: true, subtree: true });
+"""
+
+
+@pytest.mark.timeout(300)
+def test_two_visitors_share_the_workers_though_one_floods(studio: Person) -> None:
+    """One orders forty, the other one: both bars move, and the one is done long before. What waits says its place."""
+    studio.browser.get(f"{studio.site}/?visitor=ann&wait=1")
+    assert studio.one("#visitor-wait").is_selected() and studio.one("#visitor-name").get_property("value") == "ann"
+    assert order(studio, "reaction", 5) == "5 accepted."
+    wait_until(lambda: "3rd in line" in studio.text("#cards"), "place in line", RENDERING_SECONDS)
+    assert studio.text("form[data-model=reaction] .gate-text") == "2 of 2 slots, full, 3 waiting"
+    studio.browser.execute_script(NOTE_PLACES, "3rd in line")
+
+    become(studio, "bob")
+    assert order(studio, "sketch", 40) == "40 accepted."
+    become(studio, "cid")
+    assert order(studio, "julia") == "1 accepted."
+    assert studio.browser.current_url == f"{studio.site}/?visitor=cid&wait=1"
+    wait_until(lambda: done_of(studio, "cid") == (1, 1), "render of the one", RENDERING_SECONDS)
+    done, total = done_of(studio, "bob")
+    assert total == 40 and done <= 30
+    picture(studio, "studio-fair", 6)
+    wait_until(lambda: 10 < done_of(studio, "bob")[0] < 40, "bar that moves", RENDERING_SECONDS)
+    is_done = partial(studio.browser.execute_script, f"{GALLERY} return cards('succeeded').length === 46")
+    wait_until(is_done, "last picture", RENDERING_SECONDS)
+    assert [done_of(studio, name) for name in ("ann", "bob", "cid")] == [(5, 5), (40, 40), (1, 1)]
+    places = re.findall(r"slot · (\d)", " ".join(studio.browser.execute_script("return window.places")))
+    assert places[0] == "3" and len(set(places)) > 1 and places == sorted(places, reverse=True)
 
 
 @pytest.mark.timeout(300)

@@ -9,6 +9,7 @@ Pure functions; `test_checker.py` feeds them made-up histories in which each vio
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -352,6 +353,58 @@ def wake_ups(history: Sequence[Line]) -> list[float]:
                 ]
                 found.append(min(got_in, default=float("inf")))
     return found
+
+
+class Allowance:
+    """How many starts a rate has allowed until a moment, beside its burst.
+
+    history: "rate" when one changed; before a raise and after a reduction, so that it never counts too few. burst: what
+    each change and each FLUSHALL may cost, because the starts before it may be forgotten.
+    """
+
+    def __init__(self, history: Iterable[Line], burst: int) -> None:
+        self._since: list[float] = []
+        self._until_then: list[float] = []
+        self._per_second: list[float] = []
+        allowed, at, per_second = 0.0, 0.0, 0.0
+        for line in history:
+            is_change = line["event"] == "rate"
+            if is_change or (line["event"] == "fault" and line["kind"] == "FLUSHALL"):
+                allowed += (line["at"] - at) * per_second + (burst if self._since else 0)
+                at, per_second = line["at"], line["per_second"] if is_change else per_second
+                self._since.append(at)
+                self._until_then.append(allowed)
+                self._per_second.append(per_second)
+
+    def at(self, moment: float) -> float:
+        """Return how many until a moment; the first rate counts for what was before it too."""
+        place = max(bisect_right(self._since, moment) - 1, 0)
+        return self._until_then[place] + (moment - self._since[place]) * self._per_second[place]
+
+
+def starts(history: Iterable[Line]) -> list[float]:
+    """Return when bodies began, in order."""
+    return sorted(line["at"] for line in history if line["event"] == "begin")
+
+
+def over_rate(history: Sequence[Line], burst: int, late_seconds: float) -> float:
+    """Return by how many starts the worst window has more than its rate and burst allow; 0 or less is right.
+
+    late_seconds: a body may begin so long after its start was taken.
+    """
+    allowance, worst, before = Allowance(history, burst), float("-inf"), float("-inf")
+    for place, moment in enumerate(starts(history)):
+        # The window that begins with an earlier start, or with this one, of which most would be over.
+        before = max(before, allowance.at(moment - late_seconds) - place)
+        worst = max(worst, place + 1 - allowance.at(moment) + before - burst)
+    return worst
+
+
+def share_of_rate(history: Sequence[Line]) -> float:
+    """Return which part of the starts that the rate has allowed there were, from the first to the last change."""
+    last = max(line["at"] for line in history if line["event"] == "rate")
+    found, allowance = [moment for moment in starts(history) if moment <= last], Allowance(history, 0)
+    return len(found) / (allowance.at(last) - allowance.at(found[0])) if found else 0.0
 
 
 def leaked_slots(slots: Mapping[str, Collection[str]], states: Mapping[str, int]) -> set[str]:

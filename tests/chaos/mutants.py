@@ -390,6 +390,11 @@ def deaf_workers() -> None:
     replace(Job, "ask_to_stop", lambda self, reason: False)
 
 
+def forgetful_rates() -> None:
+    """A rate does not remember the starts that it has allowed."""
+    _cut_scripts("forgetful-rates")
+
+
 def replaces_in_silence() -> None:
     """A call that replaces the arguments of a task leaves the run alone that has read the old ones."""
     from django.db.models import F
@@ -417,6 +422,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "lasting-slots": lasting_slots,
     "silent-rollbacks": silent_rollbacks,
     "no-breaker": no_breaker,
+    "forgetful-rates": forgetful_rates,
     "attempts-stay-used": attempts_stay_used,
     "outcomes-dropped": outcomes_dropped,
     "cuts-use-attempts": cuts_use_attempts,

@@ -54,6 +54,15 @@ def load(count: str, longest_ms: str, pause_ms: str, seed: str, gate_name: str =
             time.sleep(chance.uniform(0, 2 * float(pause_ms)) / 1000)
 
 
+def rated(seconds: str, pause_ms: str, seed: str) -> None:
+    """Enqueue tasks of one rate one by one, half of them async. All at once keep any rate: they wait in a line."""
+    chance = random.Random(seed)
+    deadline = time.monotonic() + float(seconds)
+    while time.monotonic() < deadline:
+        note("committed", ids=[chance.choice((tasks.rated, tasks.rated_async)).enqueue(chance.uniform(0, 20)).id])
+        time.sleep(chance.uniform(0, 2 * float(pause_ms)) / 1000)
+
+
 def bulk(count: str, longest_ms: str, seed: str) -> None:
     """Enqueue tasks in transactions of 50, half of them async."""
     chance = random.Random(seed)
@@ -248,6 +257,7 @@ KINDS = {
     "newest": newest,
     "load": load,
     "bulk": bulk,
+    "rated": rated,
     "crash": crash,
     "rollback": rollback,
     "requests": requests,

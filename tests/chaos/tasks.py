@@ -61,6 +61,22 @@ def gated_flaky(context: TaskContext, gate: str, ms: float = 0.0) -> None:
         raise Glitch("the first attempt")
 
 
+@task(takes_context=True, rate="40/s", rate_per="chaos", burst=4)
+def rated(context: TaskContext, ms: float = 0.0) -> None:
+    """Do the same at a rate."""
+    begin(context, {"ms": ms})
+    time.sleep(ms / 1000)
+    note("end", id=context.task_result.id)
+
+
+@task(takes_context=True, rate="40/s", rate_per="chaos", burst=4)
+async def rated_async(context: TaskContext, ms: float = 0.0) -> None:
+    """Do the same in the event loop, at the same rate."""
+    begin(context, {"ms": ms})
+    await asyncio.sleep(ms / 1000)
+    note("end", id=context.task_result.id)
+
+
 @task(takes_context=True, atomic=True)
 def work_at_once(context: TaskContext, ms: float = 0.0) -> None:
     """Do the same in the transaction that completes the run."""

@@ -34,6 +34,40 @@ def test_lost_are_committed_and_not_ended() -> None:
     assert found == {"queued", "running", "waiting", "vanished"}
 
 
+def begun(*moments: float) -> list[dict[str, Any]]:
+    """The lines of bodies that began."""
+    return [line(at, "begin", id=str(number), pid=1) for number, at in enumerate(moments)]
+
+
+def test_starts_above_a_rate_are_counted_in_every_window() -> None:
+    """Of ten a second with a burst of two: twelve in a second are right, a thirteenth is one too many."""
+    rate = [line(0, "rate", per_second=10)]
+    right = [100.0, 100.0, *(100 + n / 10 for n in range(1, 11))]
+    assert checker.over_rate([*rate, *begun(*right)], 2, 0.0) == pytest.approx(0)
+    assert checker.over_rate([*rate, *begun(*right, 100.55)], 2, 0.0) == pytest.approx(1)
+    assert checker.over_rate([*rate, *begun(*right, 100.55)], 2, 0.1) <= 0.001
+    assert checker.over_rate([*rate, *begun(5.0, 5.0, 5.0, 5.0)], 2, 0.0) == pytest.approx(2)
+
+
+def test_a_changed_rate_and_an_emptied_redis_cost_a_burst() -> None:
+    """Within the windows in which they are; before and after, the rate of that time counts."""
+    lines = [line(0, "rate", per_second=10), line(10, "rate", per_second=100)]
+    fast = [10 + n / 100 for n in range(100)]
+    assert checker.over_rate([*lines, *begun(*fast)], 1, 0.0) <= 0.001
+    assert checker.over_rate([*lines, *begun(*(at - 5 for at in fast))], 1, 0.0) > 80
+    flushed = [line(0, "rate", per_second=1), line(5, "fault", kind="FLUSHALL", pids=[])]
+    assert checker.over_rate([*flushed, *begun(4.9, 4.9, 5.1, 5.1)], 2, 0.0) == pytest.approx(0)
+    assert checker.over_rate([*flushed, *begun(4.9, 4.9, 4.9)], 2, 0.0) == pytest.approx(1)
+    assert checker.over_rate([*flushed, *begun(5.1, 5.1, 5.1)], 2, 0.0) == pytest.approx(1)
+
+
+def test_the_share_of_a_rate_counts_from_the_first_start_to_the_last_change() -> None:
+    """What starts afterwards does not count."""
+    lines = [line(0, "rate", per_second=10), line(20, "rate", per_second=1000)]
+    assert checker.share_of_rate([*lines, *begun(*range(10, 20), 25, 26)]) == pytest.approx(0.1)
+    assert checker.share_of_rate(lines) == 0
+
+
 def test_ghosts_ran_without_a_commit() -> None:
     """A run of an id that no producer wrote down is a ghost."""
     history = [line(0, "committed", ids=["a"]), *run("a", 1, 1, 2), *run("b", 1, 1, 2)]

@@ -18,7 +18,7 @@ from django_asyncq.checks import RULES, check_pools, check_tenants
 from django_asyncq.core import registry
 from django_asyncq.core.compat import HAS_DJANGO_TASKS
 
-from .. import context_tasks, tasks
+from .. import context_tasks, rate_tasks, tasks
 
 # Django's own checks of JSON fields query the database.
 pytestmark = pytest.mark.django_db
@@ -253,6 +253,39 @@ def test_options_of_retries_need_a_second_attempt(monkeypatch: pytest.MonkeyPatc
     assert "asyncq.W032" not in ids()
     settings.TASKS = {"default": {"BACKEND": DUMMY}}
     assert "asyncq.W032" not in ids()
+
+
+def test_tasks_that_share_a_rate_declare_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they write them; each pair of a name, a format or a callable has a message that names both tasks."""
+    monkeypatch.setattr(registry, "_registry", {})
+    functions = iter([rate_tasks.fast.func, rate_tasks.slow.func, rate_tasks.call_api.func, rate_tasks.hourly.func])
+
+    def declare(rate: str, rate_per: Any = None, burst: int = 1) -> None:
+        task(rate=rate, rate_per=rate_per, burst=burst)(next(functions))
+
+    def messages() -> list[str]:
+        return [message.msg for message in checks.run_checks() if message.id == "asyncq.W056"]
+
+    declare("60/m", "mail")
+    declare("1/s", "mail")
+    assert ids() == []
+    declare("1/s", "mail", burst=2)
+    (found,) = messages()
+    assert "share the rate 'mail'" in found
+    assert ": tests.rate_tasks.call_api (1/s, burst 2), tests.rate_tasks.fast (60/m, burst 1)." in found
+    declare("2/s")
+    assert messages() == [found]
+    assert ids() == ["asyncq.W056"]
+
+
+@pytest.mark.parametrize("rate_per", ["{number}", lambda number: f"of-{number}"])
+def test_tasks_that_name_their_rate_in_one_way_share_it(monkeypatch: pytest.MonkeyPatch, rate_per: Any) -> None:
+    """The same arguments give the same name."""
+    monkeypatch.setattr(registry, "_registry", {})
+    task(rate="1/s", rate_per=rate_per)(rate_tasks.fast.func)
+    assert ids() == []
+    task(rate="2/s", rate_per=rate_per)(rate_tasks.slow.func)
+    assert ids() == ["asyncq.W056"]
 
 
 def test_a_module_of_tasks_that_cannot_be_imported_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ class Model(Entries):
         if not self.built:
             self.build()
         if self.limit <= 0:
+            # Whoever waited for a slot needs none now.
+            self.stop_waiting(names if wait else ())
             return []
         newcomers = [name for name in names if name not in self.members and name not in self.waiters]
         order = [*self.waiters, *newcomers]
@@ -346,8 +348,8 @@ class Model(Entries):
             if row is None or entry is None or entry.outcome is None:
                 continue
             spilled = entry.outcome.row
-            if row.is_final:
-                continue  # it shows the outcome already, or is closed
+            if row.is_final or spilled.fence > fence:
+                continue  # the row shows it already, or is closed; or the lease is of an earlier run
             if row.state == QUEUED and row.fence not in (entry.outcome.read, spilled.fence - 1):
                 continue
             starts_anew = spilled.retry_at and entry.outcome.counted

@@ -20,15 +20,17 @@ from django_asyncq.core.registry import registered_names
 from django_asyncq.gates import members
 from django_asyncq.models import FailureReason, Gate, PauseKind, TaskRecord, TaskState
 from django_asyncq.observe.fleet import Fleet
-from django_asyncq.observe.inspector import WorkerInfo
+from django_asyncq.observe.inspector import Inspector, WorkerInfo
 from django_asyncq.observe.why import Keeper, why_not_running
 from django_asyncq.rates import Waiter
 from django_asyncq.worker.rates import waiter_of
 
 from .. import tasks
+from ..admin.test_admin_round_trips import sent
 from ..admin_cases import LIST, client_with, make
 from ..rate_tasks import hourly
 
+__all__ = ["sent"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NOW = timezone.now()
@@ -144,10 +146,27 @@ def test_the_place_in_line_is_said(fleet: None) -> None:
     queued = make(TaskState.QUEUED, reason=FailureReason.GATE_FULL, gate="narrow")
     rows = [queued, *(make(**WAITS) for _ in range(3))]
     members.wait("narrow", rows)
+    ids = [row.pk for row in rows]
+    assert Inspector().tasks.places_in_line(ids) == {id: number for number, id in enumerate(ids, start=1)}
     client = client_with("view_taskrecord")
     for number, row in enumerate(rows, start=1):
         text = _without_tags(client.get(f"{LIST}{row.pk}/change/").content.decode())
         assert f"waits for a slot of gate narrow, place {number} in line" in " ".join(text.split())
+
+
+def test_the_places_of_many_cost_as_much_as_that_of_one(django_assert_num_queries: Any, sent: list[Any]) -> None:
+    """Only those that wait in a line have one; an unknown id, a plain task and a finished one have none."""
+    Gate.objects.create(name="narrow", limit=1)
+    rows = [make(**WAITS) for _ in range(30)]
+    members.wait("narrow", rows)
+    others = [make(TaskState.QUEUED), make(TaskState.SUCCEEDED), make(), make(**{**WAITS, "retry_at": None})]
+    ids = [*(row.pk for row in (*rows, *others)), uuid7()]
+    Inspector().tasks.places_in_line(ids)
+    sent.clear()
+    with django_assert_num_queries(1):
+        places = Inspector().tasks.places_in_line(ids)
+    assert places == {row.pk: number for number, row in enumerate(rows, start=1)}
+    assert len(sent) == 1
 
 
 @pytest.mark.parametrize("state", [TaskState.SUCCEEDED, TaskState.FAILED, TaskState.RUNNING])

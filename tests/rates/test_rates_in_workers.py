@@ -16,7 +16,8 @@ from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import rate_key, rate_looks_key
 from django_asyncq.broker.reading import read
 from django_asyncq.models import Rate, TaskState
-from django_asyncq.testing import EmbeddedRedis
+from django_asyncq.testing import EmbeddedRedis, crash_at
+from django_asyncq.testing.crashes import CRASH_MARK_VARIABLE, CRASH_VARIABLE
 
 from ..rate_tasks import fast, fast_async, hourly, hourly_async, hourly_batch, hourly_isolated, rows, slow
 from ..workers import history, wait_until, workers
@@ -101,6 +102,43 @@ def test_an_edit_holds_at_once_for_what_waits(tmp_path: Path, noted: Path) -> No
     assert before < 100
     assert took < 30
     assert most_above([at for at in started(noted) if at > edited_at], 100, 10) <= 0
+
+
+def test_a_start_that_died_with_its_process_is_used_up(tmp_path: Path, noted: Path) -> None:
+    """Of the burst of two one run begins; no task is lost, and none has used an attempt."""
+    for _ in range(3):
+        hourly.enqueue()
+    mark = tmp_path / "mark"
+    with workers(tmp_path, "--processes", "1", "--concurrency", "1", **dying(noted, mark=mark)):
+        wait_until(mark.exists, "a death")
+        wait_until(lambda: started(noted) and waiting() == 2, "the other start")
+        assert len(started(noted)) == 1
+        assert rows().filter(state=TaskState.QUEUED, attempt=0).count() == 2
+        Rate.objects.create(name="hourly", starts=20, seconds=1, burst=1)
+        wait_until(lambda: not left(), "end")
+    assert len(started(noted)) == 3
+    assert not rows().filter(attempt__gt=1).exists()
+
+
+def test_processes_that_die_with_the_starts_they_took_keep_the_rate(tmp_path: Path, noted: Path) -> None:
+    """Each dies at its thirtieth start. Every task runs, and no window has too many starts."""
+    for number in range(150):
+        (fast_async if number % 3 == 0 else fast).enqueue(number)
+    options = ("--processes", "2", "--concurrency", "4")
+    with workers(tmp_path, *options, **dying(noted, nth=30)) as running:
+        wait_until(lambda: not left(), "end")
+        assert running.output().count("failpoint start.taken") >= 2
+    # What ran beside the start in another slot of the process runs again.
+    assert {line["number"] for line in history(noted)} == set(range(150))
+    assert most_above(started(noted), PER_SECOND, BURST) <= 0
+    assert not rows().filter(attempt__gt=1).exists()
+
+
+def dying(noted: Path, **options: Any) -> dict[str, str]:
+    """What the environment of workers needs that die after they have taken a start. options: of `crash_at`."""
+    armed = crash_at("start.taken", **options)
+    names = {CRASH_VARIABLE, CRASH_MARK_VARIABLE} & armed.keys()
+    return {**{name: armed[name] for name in names}, "ASYNCQ_TEST_HISTORY": str(noted)}
 
 
 def waiting() -> int:

@@ -117,6 +117,20 @@ def test_rates_are_added_changed_and_deleted_in_the_admin(waiting: list[TaskReco
     assert not Rate.objects.exists()
 
 
+def test_the_list_shows_declared_rates_for_which_tasks_wait(waiting: list[TaskRecord]) -> None:
+    """With a link that adds a row of this name, for those who may; none where a row exists or nothing waits."""
+    client = operator()
+    assert f'<a href="{LIST}add/?name={NAME}"><bdi>{NAME}</bdi></a>: 3 waiting' in client.get(LIST).content.decode()
+    ann = User.objects.create_user("ann", is_staff=True)
+    ann.user_permissions.add(Permission.objects.get(codename="view_rate"))
+    looking = Client()
+    looking.force_login(ann)
+    text = looking.get(LIST).content.decode()
+    assert f"<bdi>{NAME}</bdi>: 3 waiting" in text and "add/?name=" not in text
+    Rate.objects.create(name=NAME, starts=1)
+    assert f"<bdi>{NAME}</bdi>: " not in client.get(LIST).content.decode()
+
+
 @pytest.mark.parametrize(
     "values",
     [{"name": "a {b}"}, {"starts": "0"}, {"seconds": "0"}, {"burst": "0"}, {"seconds": "86400", "burst": "4000"}],

@@ -315,6 +315,7 @@ def test_producer_killed_at_each_step(
 WORKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "claim.leased": (nap, 1),
     "claim.rows_read": (nap, 1),
+    "start.taken": (lambda: tasks.nap_at_a_rate.enqueue(GATE), 1),
     "begin.counted": (nap, 1),
     "mark_running.row_written": (lambda: nap(0.3), 2),
     "run.function_returned": (nap, 2),

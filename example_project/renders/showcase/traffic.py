@@ -17,7 +17,7 @@ from ..palettes import PALETTES
 CLIENTS = 4
 MAX_SENDS = 8
 HTTP_SECONDS = 10
-# Orders per twenty. The slow model comes first, so that its gate of 2 is full at once.
+# Orders per twenty-one. The slow model comes first, so that its gate of 2 is full at once.
 MIX = {
     "reaction": 4,
     "nebula": 3,
@@ -27,9 +27,10 @@ MIX = {
     "fern": 2,
     "attractor": 2,
     "flow": 1,
+    "sketch": 1,
     "staircase": 1,
 }
-FEWEST = 12
+FEWEST = 13
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from . import (
     odd,
     poison,
     producers,
+    rates,
     stores,
     workers,
 )
@@ -38,7 +39,7 @@ class Case:
 
 ALL = (
     Case("1", "random kill -9 of workers and whole fleets", workers.kills, 0.03, ("no-recovery", "late-recovery")),
-    Case("2", "kill -9 at every failpoint, under mixed load", everywhere.everywhere, 0.05),
+    Case("2", "kill -9 at each failpoint that a mixed load passes", everywhere.everywhere, 0.05),
     Case("3", "fleets frozen past their leases (SIGSTOP, SIGCONT)", workers.freezes, 0.01, ("no-fence",)),
     Case("4", "5 % of Redis's replies lost", stores.lost_replies, 0.04, ("no-adoption",)),
     Case("5", "requests lost, latency, data in small parts", links.bad_line, 0.2, ("no-way-back",)),
@@ -70,6 +71,7 @@ ALL = (
     Case("34", "connections cut under atomic tasks", cuts.in_transactions, 0.05, ("cuts-use-attempts",), True),
     Case("35", "tasks that kill their worker beside healthy ones", poison.poisoned, 0.04, ("blames-all",)),
     Case("37", "the newest call of a key, kills, FLUSHALL", producers.newest, 0.1, ("replaces-in-silence",)),
+    Case("38", "a rate, changed under load, kills, FLUSHALL", rates.kept, 0.05, ("forgetful-rates",)),
     Case("36", "200 cancels in every phase, kills, FLUSHALL", cancels.cancelled, 0.1, ("deaf-workers",)),
 )
 CASES = {case.number: case for case in ALL}

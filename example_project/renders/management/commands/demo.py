@@ -42,7 +42,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("--count", type=int, default=36, help="number of orders to send (default 36, at least 12)")
+        parser.add_argument("--count", type=int, default=36, help="number of orders to send (default 36, at least 13)")
         parser.add_argument("--seed", type=int, default=1, help="decides models and pictures (default 1)")
         parser.add_argument(
             "--serve", action="store_true", help="keep the site, the admin and the workers running until Ctrl-C"
@@ -79,8 +79,8 @@ class Command(BaseCommand):
         missing = [package for name, package in needed.items() if importlib.util.find_spec(name) is None]
         if missing:
             raise CommandError(f'The demo also needs {", ".join(missing)}. Run: pip install -e ".[demo]"')
-        if options["count"] < 12:
-            raise CommandError("--count must be at least 12, so that every model is ordered and one gate is full.")
+        if options["count"] < 13:
+            raise CommandError("--count must be at least 13, so that every model is ordered and one gate is full.")
 
     def _tidy(self, folder: Path, *, keep: bool) -> None:
         if keep and folder.exists():

@@ -7,6 +7,9 @@ const api = document.body.dataset.api;
 const messages = document.getElementById("messages");
 const cards = document.getElementById("cards");
 const template = document.getElementById("card").content.firstElementChild;
+const visitors = document.getElementById("visitors");
+const barTemplate = document.getElementById("bar").content.firstElementChild;
+const you = document.getElementById("visitor");
 const pauseButton = document.getElementById("pause");
 
 const REFRESH_MS = 1000;
@@ -84,6 +87,23 @@ function showGates(models) {
   }
 }
 
+/* How far the renders of each visitor are. A bar is changed in place, as a card is. */
+function showVisitors(found) {
+  const known = new Map([...visitors.children].map((bar) => [bar.dataset.visitor, bar]));
+  found.forEach((visitor, place) => {
+    const bar = known.get(visitor.name) || barTemplate.cloneNode(true);
+    known.delete(visitor.name);
+    bar.dataset.visitor = visitor.name;
+    for (const name of ["name", "text"]) setText(bar.querySelector(`[data-field="${name}"]`), visitor[name]);
+    const progress = bar.querySelector("progress");
+    progress.max = visitor.total;
+    progress.value = visitor.done;
+    progress.setAttribute("aria-label", `Renders of ${visitor.name}`);
+    if (visitors.children[place] !== bar) visitors.insertBefore(bar, visitors.children[place] || null);
+  });
+  for (const bar of known.values()) bar.remove();
+}
+
 function showCounts(counts) {
   for (const [state, count] of Object.entries(counts)) {
     setText(document.querySelector(`[data-count="${state}"]`), String(count));
@@ -102,6 +122,7 @@ async function refresh() {
     showRenders(found.renders);
     showGates(found.models);
     showCounts(found.counts);
+    showVisitors(found.visitors);
     document.body.classList.remove("stale");
   } catch (error) {
     if (!document.body.classList.contains("stale")) showMessage(`Cannot update the gallery: ${error.message}.`, "error");
@@ -121,6 +142,27 @@ function update() {
     if (!paused && !document.hidden) timer = setTimeout(update, REFRESH_MS);
   });
 }
+
+/* ---- who orders, and whether an order waits at a full gate
+
+   Each order asks the fields. The address of the page keeps them, so that each tab may be another visitor. */
+
+function chosen() {
+  return { visitor: you.elements.visitor.value.trim(), wait: you.elements.wait.checked };
+}
+
+function keepChosen() {
+  const { visitor, wait } = chosen();
+  const kept = new URLSearchParams({ ...(visitor && { visitor }), ...(wait && { wait: "1" }) }).toString();
+  history.replaceState(null, "", kept ? `?${kept}` : location.pathname);
+}
+
+you.addEventListener("change", keepChosen);
+you.addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepChosen();
+});
+document.getElementById("visitor-apply").hidden = true;
 
 /* ---- orders */
 
@@ -146,7 +188,7 @@ async function order(form, copies) {
 }
 
 async function send(form, copies, found) {
-  const data = { model: form.dataset.model, palette: form.elements.palette.value };
+  const data = { model: form.dataset.model, palette: form.elements.palette.value, ...chosen() };
   if (form.elements.seed.value) data.seed = Number(form.elements.seed.value);
   for (let copy = 0; copy < copies; copy += 1) {
     const response = await fetch(api, {
