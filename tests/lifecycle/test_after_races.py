@@ -33,7 +33,6 @@ from .. import workflow_tasks as tasks
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has one writer at a time"),
-    pytest.mark.slow,
 ]
 
 SECONDS = 6.0
