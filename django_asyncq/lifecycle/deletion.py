@@ -98,10 +98,19 @@ def follow_deletion(records: Sequence[TaskRecord], using: str) -> None:
     connection = connections[using]
     hook = Removal.of_transaction(connection)
     # Copies: Django removes the id from an instance that it has deleted.
-    hook.records.extend(copy.copy(record) for record in records)
+    copies = [_with_all_columns(copy.copy(record)) for record in records]
+    hook.records.extend(copies)
     hook.register(connection)
-    if linked := [record for record in records if record.workflow_id is not None]:
+    if linked := [record for record in copies if record.workflow_id is not None]:
         move_up(settle_deleted(linked))
+
+
+def _with_all_columns(record: TaskRecord) -> TaskRecord:
+    """Give a row that was read in part defaults for the rest, which can be read no more; it may be of a workflow."""
+    for name in record.get_deferred_fields():
+        field: Any = TaskRecord._meta.get_field(name)
+        setattr(record, name, record.pk if name == "workflow_id" else field.get_default())
+    return record
 
 
 def forget_deleted_task(*, instance: TaskRecord, using: str, **kwargs: Any) -> None:

@@ -169,6 +169,10 @@ def is_deleted_as_it_was_read_before(result: Any) -> None:
     row.delete()
 
 
+def is_deleted_as_it_was_read_in_part(result: Any) -> None:
+    TaskRecord.objects.only("id", "name").get(id=result.id).delete()
+
+
 SUCCESSES = [succeeds, completes, is_spilled]
 FAILURES = [
     fails,
@@ -181,6 +185,7 @@ FAILURES = [
     is_deleted,
     is_deleted_with_others,
     is_deleted_as_it_was_read_before,
+    is_deleted_as_it_was_read_in_part,
 ]
 
 
@@ -477,7 +482,7 @@ def test_a_waiting_task_expires_as_any_other() -> None:
     parent = tasks.load.using(run_after=5 * HOUR).enqueue(1)
     child = tasks.note.using(after=[parent], expires=HOUR).enqueue()
     behind = tasks.note.using(after=[child]).enqueue()
-    TaskRecord.objects.filter(id=child.id).update(expires_at=timezone.now())
+    TaskRecord.objects.filter(id=child.id).update(expires_at=timezone.now() - HOUR)
     assert lifecycle.expire() == 1
     assert (row_of(child).reason, row_of(behind).reason) == (FailureReason.EXPIRED, PARENT_FAILED)
 

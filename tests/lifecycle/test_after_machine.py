@@ -25,7 +25,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.errors import HypothesisException
+from hypothesis.errors import FlakyFailure, HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from django_asyncq import lifecycle
@@ -346,7 +346,10 @@ class AfterMachine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         """Let time pass and workers work until all tasks have finished."""
-        for _ in range(MOST_ROWS * 3):
+        for number in range(MOST_ROWS * 3):
+            if number == MOST_ROWS:
+                # What died held leases, which last for longer than this test.
+                self.redis_is_emptied()
             for hand in list(self.hands):
                 self.finish([hand], "succeeds")
             self.all_holds()
@@ -487,4 +490,6 @@ def test_finds_a_mutant(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatc
         run_state_machine_as_test(
             AfterMachine, settings=profile(MUTANT_EXAMPLES, derandomize=True, phases=[Phase.generate])
         )
-    assert not isinstance(caught.value, FileNotFoundError | HypothesisException)
+    # One that fails only at times, because a thread gives back what a death has left, has failed all the same.
+    is_other = isinstance(caught.value, FileNotFoundError | HypothesisException)
+    assert not is_other or isinstance(caught.value, FlakyFailure)
