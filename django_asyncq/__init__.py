@@ -24,13 +24,15 @@ from .exceptions import (
 
 if TYPE_CHECKING:
     from .context import TaskContext
+    from .core.after import previous
     from .core.batches import Batch, BatchItem
     from .core.logs import TaskLogFilter
     from .core.masking import MaskingFormatter
     from .core.policies import Retention
     from .core.schedules import cron, every, startup_task
     from .results import AsyncqResult, LogLine, await_all, wait_all
-    from .tasks import Arguments, remote, task
+    from .tasks import Arguments, Step, remote, task
+    from .workflows import Workflow, chain, group
 
 __version__ = "0.1.0"
 
@@ -51,6 +53,7 @@ __all__ = [
     "QueueFull",
     "Retention",
     "SoftTimeout",
+    "Step",
     "TaskCancelled",
     "TaskContext",
     "TaskFailed",
@@ -58,9 +61,13 @@ __all__ = [
     "TaskTimeout",
     "WaitTimeout",
     "WorkerLost",
+    "Workflow",
     "await_all",
+    "chain",
     "cron",
     "every",
+    "group",
+    "previous",
     "remote",
     "startup_task",
     "task",
@@ -76,11 +83,16 @@ IMPORTED_AT_FIRST_USE = {
     "LogLine": "results",
     "MaskingFormatter": "core.masking",
     "Retention": "core.policies",
+    "Step": "tasks",
     "TaskContext": "context",
     "TaskLogFilter": "core.logs",
+    "Workflow": "workflows",
     "await_all": "results",
+    "chain": "workflows",
     "cron": "core.schedules",
     "every": "core.schedules",
+    "group": "workflows",
+    "previous": "core.after",
     "remote": "tasks",
     "startup_task": "core.schedules",
     "task": "tasks",

@@ -19,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
 from .core import aliases, compat, header_sources, logs, payload
+from .core.after import After, check_after, edges_of, placeholders
 from .core.aliases import PREFIX_HINT, is_prefix
 from .core.batches import group_of
 from .core.calls import (
@@ -38,6 +39,7 @@ from .core.names import QUEUE_NAME, did_you_mean, uuid7
 from .core.options import MOST_ATTEMPTS, is_attempt_count
 from .core.registry import find
 from .core.time import MORE_THAN_ZERO, PLAIN, Duration, has_times, is_duration, times_of
+from .exceptions import InvalidArguments
 from .results import AsyncqResult, LogLine, StoredTask, result_of
 from .storage import database_clock
 from .tasks import Arguments, Task, default_of
@@ -53,6 +55,16 @@ class Option(NamedTuple):
 
     holds: Callable[[Any], bool]
     hint: str
+
+
+class Node(NamedTuple):
+    """A call that is enqueued with others. id: of its row. after: what it waits for, also of these others."""
+
+    id: UUID
+    task: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    after: Sequence[After]
 
 
 class Plan(NamedTuple):
@@ -138,6 +150,32 @@ class AsyncqBackend(compat.BaseTaskBackend):
         admitted = {record.id for record in lifecycle.enqueue(records, partial=partial, on_committed=on_committed)}
         return [result if id in admitted else None for id, result in results.items()]
 
+    def enqueue_steps(self, nodes: Sequence[Node]) -> list[Any]:
+        """Enqueue calls that wait for each other, all or none; return their results. nodes: parents first.
+
+        Raises: as `enqueue`.
+        """
+        if header_sources.tracers:
+            # One trace for all of them.
+            calls = [Arguments(node.args, node.kwargs) for node in nodes]
+            return header_sources.traced(lambda *_: self._enqueue_steps(nodes), nodes[0].task, calls, False)
+        return self._enqueue_steps(nodes)
+
+    def _enqueue_steps(self, nodes: Sequence[Node]) -> list[Any]:
+        lifecycle = _ready().lifecycle
+        groups: dict[int, list[Node]] = {}
+        for node in nodes:
+            groups.setdefault(id(node.task), []).append(node)
+        rows: dict[UUID, TaskRecord] = {}
+        for group in groups.values():
+            calls = [Arguments(node.args, node.kwargs) for node in group]
+            ids, afters = [node.id for node in group], [node.after for node in group]
+            rows.update(zip(ids, self.new_rows(group[0].task, calls, ids, afters), strict=True))
+        records = [rows[node.id] for node in nodes]
+        results, on_committed = self._results_of(records, [node.task for node in nodes])
+        lifecycle.enqueue_together(records, on_committed=on_committed)
+        return list(results.values())
+
     # The next two are called by the scheduler.
 
     @property
@@ -172,12 +210,23 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
         return results, announce_enqueued
 
-    def new_rows(self, task: Any, calls: Sequence[Arguments], ids: Sequence[UUID] = ()) -> list[TaskRecord]:
-        """Return an unsaved row for each call. ids: of the rows; new ones by default.
+    def new_rows(
+        self,
+        task: Any,
+        calls: Sequence[Arguments],
+        ids: Sequence[UUID] = (),
+        afters: Sequence[Sequence[After]] | None = None,
+    ) -> list[TaskRecord]:
+        """Return an unsaved row for each call. ids: of the rows; new ones by default. afters: what each of the calls
+        waits for; by default what the task says.
 
         Raises: InvalidTask, InvalidOption.
         """
         plan = self._plan_of(task)
+        if task.after or task.after_failure != "fail":
+            afters = [task.after] * len(calls) if afters is None else afters
+        if afters is not None:
+            calls = _with_placeholders(task, self.alias, calls, afters)
         times = times_of(task, database_clock.now) if plan.has_times else PLAIN
         shared = {**plan.columns, **times.columns}
         if task.headers or logs.running.get() or header_sources.registered or plan.settings.header_sources:
@@ -199,6 +248,11 @@ class AsyncqBackend(compat.BaseTaskBackend):
         if times.delays:
             for record in records:
                 record.delays = times.delays
+        if afters is not None:
+            for record, after in zip(records, afters, strict=True):
+                record.edges = edges_of(task, after)
+                if record.edges and isinstance(task.run_after, timedelta):
+                    record.delay_seconds = task.run_after.total_seconds()
         return records
 
     def _plan_of(self, task: Any) -> Plan:
@@ -400,6 +454,25 @@ def _ready() -> _Ready:
     from .models import TaskRecord
 
     return _Ready(lifecycle, TaskRecord)
+
+
+def _with_placeholders(
+    task: Any, alias: str, calls: Sequence[Arguments], afters: Sequence[Sequence[After]]
+) -> list[Arguments]:
+    """Return calls with what stands for the values of the tasks that they wait for, which come at the claim.
+
+    Raises: InvalidOption, InvalidArguments for a value that the call gives too.
+    """
+    found = []
+    for (args, kwargs), after in zip(calls, afters, strict=True):
+        check_after(task, alias, after)
+        values = placeholders(after)
+        if both := sorted(values.keys() & kwargs.keys()):
+            raise InvalidArguments(
+                f"task {task.module_path}: {both[0]!r} is given in the call and in after=…: give it once", path=both[0]
+            )
+        found.append(Arguments(args, {**kwargs, **values}) if values else Arguments(args, kwargs))
+    return found
 
 
 def _payload_of(task: Any, call: Arguments) -> tuple[bytes | None, payload.Payload]:

@@ -21,6 +21,7 @@ AsyncqError
 │   │   └── SoftTimeout    the run took longer than its soft timeout; raised in the function, which may finish
 │   ├── TaskCancelled      the task was cancelled
 │   ├── TaskExpired        the task had not begun in time
+│   ├── ParentFailed       a task that it waited for has failed, so it did not run
 │   ├── WorkerLost         the worker process or its host died
 │   ├── LeaseLost          another run owns the task now; not stored
 │   ├── InvalidResult      the function returned what JSON cannot hold
@@ -257,6 +258,10 @@ class TaskCancelled(RunAborted):
 
 class TaskExpired(RunAborted):
     """The task had not begun in time."""
+
+
+class ParentFailed(RunAborted):
+    """A task that this one waited for has failed, was cancelled or was deleted, so this one did not run."""
 
 
 class WorkerLost(RunAborted):

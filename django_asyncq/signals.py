@@ -24,7 +24,8 @@ a lost run, such as WorkerLost). An error of a receiver is logged and changes no
 task_failed: sent with the ERROR line about a failure that is final, so for each task once: in the worker, in its
     process if it is isolated, in a supervisor, or in the leader. It carries `sender`, `record`, which holds the error
     and is about to be written or has just been, and `exception`, None where nothing was raised in this process. Not
-    sent for a task that was cancelled or discarded. An error of a receiver is logged and changes nothing.
+    sent for a task that was cancelled or discarded, or did not run because another had failed. An error of a receiver
+    is logged and changes nothing.
 
 worker_started: sent in a worker process, in its main thread, before its first task: the place to load a model or to
     open a pool. No task of the process begins before the receivers have returned.

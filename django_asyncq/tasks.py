@@ -32,6 +32,7 @@ from . import conf
 from .context import RowlessContext, TaskContext
 from .core import compat, registry
 from .core import payload as payloads
+from .core.after import After, AfterFailure, checked_after
 from .core.batches import Batch, BatchItem
 from .core.calls import blocking, called, check_call, shown_signature, without_context
 from .core.fairness import FairKey, FairWeight
@@ -84,6 +85,15 @@ class Arguments(NamedTuple):
     kwargs: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Step(Generic[R]):
+    """One call that is enqueued with others; made by `task.step(…)`, for `chain` and `group`."""
+
+    task: Task[Any, R]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 Call = Arguments | tuple[Any, ...] | Mapping[str, Any]
 
 
@@ -130,7 +140,8 @@ class Task(_FrameworkTask[P, R]):
     version: of the meaning of the arguments; raised when older ones no longer fit. upgrade: makes arguments of this
     version out of older ones: a function of (args, kwargs, from_version) that returns (args, kwargs).
     wire_name: the type of the messages of other programs that it runs, or a prefix that ends in "*". payload: what such
-    a message holds: "json", or "bytes" as one argument. headers, group: of one call; `using` sets them.
+    a message holds: "json", or "bytes" as one argument. headers, group, after, after_failure: of one call; `using` sets
+    them.
     inbox: whether any program may enqueue it through the inbox of its queue; or the Redis list whose values it gets.
     batch: run its calls together; the function gets a list of them.
     """
@@ -178,6 +189,8 @@ class Task(_FrameworkTask[P, R]):
     batch: Batch | None = None
     headers: Mapping[str, str] | None = None
     group: str | None = None
+    after: tuple[After, ...] = ()
+    after_failure: AfterFailure = "fail"
 
     if not TYPE_CHECKING:  # where an attribute of any name, and any option, would be right
 
@@ -216,7 +229,11 @@ class Task(_FrameworkTask[P, R]):
         ]
         return f"<Task {self.module_path}{inspect.Signature(parameters)}{''.join(changed)}>"
 
-    @refusing_unknown("using()", OF_DECLARATION)
+    # The values of other tasks are arguments that a type checker would miss in the call.
+    @overload
+    def using(self, *, after: Mapping[str, Any], **options: Any) -> Task[..., R]: ...
+
+    @overload
     def using(
         self,
         *,
@@ -241,7 +258,38 @@ class Task(_FrameworkTask[P, R]):
         keep_logs: int | None = None,
         headers: Mapping[str, str] | None = None,
         group: str | None = None,
-    ) -> Task[P, R]:
+        after: Sequence[Any] | None = None,
+        after_failure: AfterFailure | None = None,
+    ) -> Task[P, R]: ...
+
+    @refusing_unknown("using()", OF_DECLARATION)  # type: ignore[misc]  # the first overload takes the same options
+    def using(
+        self,
+        *,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        run_after: datetime | timedelta | None = None,
+        backend: str | None = None,
+        gate: GateSource | None = None,
+        queue_limit: int | None = None,
+        expected_seconds: Duration | None = None,
+        on_full: OnFull | None = None,
+        max_waiting: int | None = None,
+        ordered: bool | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        expires: Duration | datetime | None = None,
+        deadline: datetime | timedelta | None = None,
+        soft_timeout: Duration | None = None,
+        unique: UniqueKey | None = None,
+        unique_until: UniqueUntil | Duration | None = None,
+        on_duplicate: OnDuplicate | None = None,
+        keep_logs: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        group: str | None = None,
+        after: Mapping[str, Any] | Sequence[Any] | None = None,
+        after_failure: AfterFailure | None = None,
+    ) -> Any:
         """Return a copy with other options; None keeps the present value.
 
         run_after: the earliest time of the run. deadline: when a run must have finished; no run begins after it.
@@ -250,12 +298,16 @@ class Task(_FrameworkTask[P, R]):
         unique: False for a call that need not be unique, whatever the task says of duplicates. headers: texts that
         travel with the task, such as a trace id.
         group: of a task with `batch`, or of a remote one: the call runs together with others of the same group.
+        after: results of tasks that must finish first; or a dict of parameters that get their values, each a result or
+        a list of some. after_failure: what becomes of the call when one of them fails: "fail" (default) or "run".
         The other options are those of `task`.
         Raises: InvalidOption, which names the option and the remedy; TypeError for an unknown option; the framework's
         InvalidTask.
         """
         given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
         del given["self"]
+        if after is not None:
+            given["after"] = checked_after(after)
         if unique is False:
             given = {"unique_until": "end", "on_duplicate": "reject", **given}
         for option in ("run_after", "deadline"):
@@ -274,13 +326,13 @@ class Task(_FrameworkTask[P, R]):
         """
         backend: Any = compat.task_backends[self.backend]
         if not issubclass(backend.task_class, Task):
-            check_call(self, args, kwargs)
+            _check_elsewhere(self, args, kwargs)
         return backend.enqueue(self, list(args), kwargs)  # type: ignore[no-any-return]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> AsyncqResult[P, R]:
         """Enqueue one call, as `enqueue` does."""
         if not _stores_rows(self.backend):
-            check_call(self, args, kwargs)
+            _check_elsewhere(self, args, kwargs)
         result: Any = await self.get_backend().aenqueue(self, list(args), kwargs)
         return result  # type: ignore[no-any-return]
 
@@ -301,6 +353,10 @@ class Task(_FrameworkTask[P, R]):
         """Return the arguments of one call, for `enqueue_many`."""
         return Arguments(args, kwargs)
 
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> Step[R]:
+        """Return one call as a step of `chain` or `group`, which enqueue it."""
+        return Step(self, args, kwargs)
+
     @overload
     def enqueue_many(self, calls: Iterable[Call], *, partial: Literal[False] = False) -> list[AsyncqResult[P, R]]: ...
 
@@ -318,7 +374,7 @@ class Task(_FrameworkTask[P, R]):
         backend, listed = self.get_backend(), [_as_arguments(call) for call in calls]
         if not hasattr(backend, "enqueue_many"):
             for call in listed:
-                check_call(self, call.args, call.kwargs)
+                _check_elsewhere(self, call.args, call.kwargs)
             return [backend.enqueue(self, list(call.args), call.kwargs) for call in listed]
         return backend.enqueue_many(self, listed, partial=partial)
 
@@ -376,6 +432,16 @@ def _default(field: Any) -> Any:
 def _stores_rows(alias: str) -> bool:
     """Return whether the tasks of an alias are rows. Those of Django's immediate and dummy backends are not."""
     return issubclass(compat.task_backends[alias].task_class, Task)
+
+
+def _check_elsewhere(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a call that a backend of another package cannot make. Raises: InvalidArguments, InvalidOption."""
+    if task.after:
+        raise InvalidOption(
+            f"task {task.module_path}: after=… needs rows, and the backend of {task.backend!r} has none: use a "
+            f"backend of django_asyncq; in tests django_asyncq.testing.TestBackend"
+        )
+    check_call(task, args, kwargs)
 
 
 def _check_function(function: Callable[..., Any]) -> None:

@@ -21,6 +21,8 @@ from .proxy import Proxy
 
 # Some minutes of kills, refusals and random sequences: `python runtests.py -m faults`.
 FAULTS = {
+    "test_after_machine.py",
+    "test_after_races.py",
     "test_batch_faults.py",
     "test_blame.py",
     "test_bulk_kills.py",

@@ -15,7 +15,7 @@ from django.db import transaction  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from django_asyncq import gates, interop, lifecycle  # noqa: E402
+from django_asyncq import chain, gates, interop, lifecycle  # noqa: E402
 from django_asyncq.broker import Broker  # noqa: E402
 from django_asyncq.fleet.forwarder import WaiterService  # noqa: E402
 from django_asyncq.models import TaskRecord, TaskState  # noqa: E402
@@ -56,6 +56,12 @@ def one_after_the_other(name: str) -> None:
 def enqueue_many(name: str) -> None:
     """More tasks than one script call takes."""
     tasks.nap.using(queue_name=name).enqueue_many([(0,)] * 250)
+
+
+def enqueue_behind(name: str) -> None:
+    """A task, and one that waits for it."""
+    task = tasks.nap.using(queue_name=name, gate=name, queue_limit=5)
+    chain(task.step(0), task.step(0)).enqueue()
 
 
 def lose_the_slot(name: str) -> None:

@@ -163,6 +163,20 @@ assert all(str(each.status) == "SUCCESSFUL" for each in run_tasks())
 sync_account.enqueue(7)
 assert {str(each.status) for each in run_tasks()} == {"SUCCESSFUL"}
 """,
+    "docs/guides/workflows": """
+from shop.orders import ship
+assert begin("May").id and begin_all("May", ["rows", "prices"]).id and tell_in_any_case().id
+for one in (import_file("a"), campaign([1, 2]), import_album.enqueue("a"), split.enqueue(7), nightly.enqueue()):
+    run_tasks()
+    one.refresh()
+    assert str(one.status) == "SUCCESSFUL", one.errors
+order = place(7)
+run_tasks()
+assert str(ship.get_result(order.id).status) == "FAILED"
+assert approve(7).done
+run_tasks()
+assert str(ship.get_result(order.id).status) == "SUCCESSFUL"
+""",
     "docs/reference/signals": """
 @task
 def fails():

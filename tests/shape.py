@@ -152,7 +152,7 @@ RANKS = [
     {"control"},
     {"lifecycle"},
     {"tasks"},
-    {"results"},
+    {"results", "workflows"},
     {"scheduling"},
     {"interop"},
     {"worker"},

@@ -48,6 +48,7 @@ from . import (  # noqa: F401 - their tasks are registered
     slot_tasks,
     stop_tasks,
     unique_tasks,
+    workflow_tasks,
 )
 
 if os.environ.get("ASYNCQ_TEST_DEPLOY"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
-from django_asyncq import Retention, TaskContext, cron, every, task
+from django_asyncq import Retention, Step, TaskContext, chain, cron, every, group, previous, task
 from django_asyncq.core.schedules import Declaration
 from django_asyncq.tasks import Arguments, Task
 
@@ -82,10 +82,10 @@ def calls() -> None:
     changed: Task[[int], str] = with_context.using(priority=3, gate="other", run_after=timedelta(hours=1))
     changed.enqueue("1")  # type: ignore[arg-type]
     with_context.using(timeout=timedelta(minutes=1), expected_seconds=timedelta(minutes=1))
-    with_context.using(run_after=60)  # type: ignore[arg-type]
-    with_context.using(prio=3)  # type: ignore[call-arg]
-    with_context.using(timeout="3")  # type: ignore[arg-type]
-    with_context.using(schedulable=True)  # type: ignore[call-arg]
+    with_context.using(run_after=60)  # type: ignore[call-overload]
+    with_context.using(prio=3)  # type: ignore[call-overload]
+    with_context.using(timeout="3")  # type: ignore[call-overload]
+    with_context.using(schedulable=True)  # type: ignore[call-overload]
 
 
 def many() -> None:
@@ -132,10 +132,10 @@ def stopping(at: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
     task(keep_logs="200")(function)  # type: ignore[call-overload]
     with_context.using(expires=at, deadline=timedelta(hours=2), soft_timeout=timedelta(seconds=3), keep_logs=5)
     with_context.using(unique=False, unique_until="end", on_duplicate="reject")
-    with_context.using(deadline=60)  # type: ignore[arg-type]
-    with_context.using(isolated=True)  # type: ignore[call-arg]
-    with_context.using(unique_until="begin")  # type: ignore[arg-type]
-    with_context.using(on_duplicate="ignore")  # type: ignore[arg-type]
+    with_context.using(deadline=60)  # type: ignore[call-overload]
+    with_context.using(isolated=True)  # type: ignore[call-overload]
+    with_context.using(unique_until="begin")  # type: ignore[call-overload]
+    with_context.using(on_duplicate="ignore")  # type: ignore[call-overload]
 
 
 def options() -> None:
@@ -206,3 +206,19 @@ def schedules(at: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
     every(seconds=3, missed="never")  # type: ignore[arg-type]
     every(seconds=3, args=None)  # type: ignore[arg-type]
     every(seconds=3, interval_seconds=3)  # type: ignore[call-arg]
+
+
+def waits() -> None:
+    """A step is typed as a call is; a task that gets values of others takes fewer arguments than its function."""
+    first = plain.enqueue(1)
+    assert_type(plain.step(1), Step[float])
+    plain.step("1")  # type: ignore[arg-type]
+    plain.using(after=[first]).enqueue("1")  # type: ignore[arg-type]
+    plain.using(after=7)  # type: ignore[call-overload]
+    plain.using(after=[first], after_failure="no")  # type: ignore[call-overload]
+    assert_type(plain.using(after={"number": first}).enqueue().wait(), float)
+    last = plain_async.using(after={"number": previous}).step()
+    assert_type(chain(plain.step(1), last).enqueue().wait(), int)
+    assert_type(group([plain.step(1), plain.step(2)]).enqueue()[0].wait(), float)
+    assert_type(group([plain.step(1)], then=last).enqueue().wait(), int)
+    chain(plain)  # type: ignore[call-overload]

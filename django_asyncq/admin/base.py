@@ -240,6 +240,9 @@ def why_text(record: TaskRecord, now: datetime, why: Why) -> SafeString | str:
     """Say why a task does not run, in a few words."""
     if why.keeper is Keeper.DELAYED:
         return format_html(_("due {}"), time_element(why.at, now))
+    if why.keeper is Keeper.PARENTS:
+        count = record.waits_for or 0
+        return ngettext("waits for %(count)d task", "waits for %(count)d tasks", count) % {"count": count}
     if why.keeper is Keeper.FOLLOWS:
         return format_html(_("waits for {}"), format_html('<bdi title="{}">…{}</bdi>', why.subject, why.subject[-8:]))
     if why.keeper is Keeper.BATCHED:

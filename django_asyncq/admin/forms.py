@@ -154,7 +154,7 @@ def again(model_admin: ModelAdmin[Any], request: HttpRequest, old: TaskRecord) -
 def can_wait_longer(record: TaskRecord) -> bool:
     """Whether a task may get another time: it waits by itself, for our workers."""
     is_alone = record.after_id is None and record.batch_id is None and not record.group and not record.is_batch
-    return record.state == TaskState.QUEUED and is_alone and not record.is_remote
+    return record.state == TaskState.QUEUED and is_alone and not record.is_remote and not record.waits_for
 
 
 class RescheduleForm(forms.Form):

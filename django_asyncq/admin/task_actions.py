@@ -45,6 +45,7 @@ class Outcome:
     """The result of a retry.
 
     taken: tasks whose unique slot another task holds, each with that one, or None when it has finished meanwhile.
+    blocked: tasks that wait for one that has failed.
     removed: tasks whose function was removed from the code. deleted: number of tasks that no longer exist.
     error: why the retry stopped early. Tasks that are in no list were then not changed.
     """
@@ -53,6 +54,7 @@ class Outcome:
     full: list[TaskRecord] = field(default_factory=list)
     not_failed: list[TaskRecord] = field(default_factory=list)
     taken: list[tuple[TaskRecord, TaskRecord | None]] = field(default_factory=list)
+    blocked: list[TaskRecord] = field(default_factory=list)
     removed: list[TaskRecord] = field(default_factory=list)
     deleted: int = 0
     error: BaseException | None = None
@@ -86,6 +88,7 @@ def _retry_some(rows: QuerySet[TaskRecord], ids: Sequence[UUID], outcome: Outcom
         return
     outcome.retried += done.retried
     outcome.full += done.full
+    outcome.blocked += done.blocked
     # Read the rows again, because another person or a second click may have retried them first.
     now = {record.id: record for record in _light(rows.filter(pk__in=done.not_failed))}
     outcome.not_failed += [now.get(id, found[id]) for id in done.not_failed]
@@ -117,6 +120,11 @@ def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString 
     for text in unchanged(outcome.not_failed, url_of):
         yield messages.WARNING, text
     yield from _taken_sentences(outcome.taken, url_of)
+    if outcome.blocked:
+        text = _(
+            "Not retried, because a task that comes before has failed: {}. Retry that one: these come back with it."
+        )
+        yield messages.WARNING, format_html(text, _names(outcome.blocked, url_of))
     if outcome.deleted:
         count = outcome.deleted
         text = ngettext("%(count)d task no longer exists.", "%(count)d tasks no longer exist.", count)

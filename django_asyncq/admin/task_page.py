@@ -196,7 +196,7 @@ class TaskPage:
             (_("Copy with new arguments of"), self._link(record.retried_from), True),
             (_("Group"), record.group, True),
             (_("Runs in the batch"), self._link(record.batch_id), True),
-            (_("Calls in the batch"), "" if record.waits_for is None else str(record.waits_for), False),
+            (_("Calls in the batch"), "" if record.batch_size is None else str(record.batch_size), False),
             (_("Last worker"), worker and _page("worker", worker, id=worker), True),
             (
                 _("Runs alone next"),

@@ -27,7 +27,7 @@ WITH_USING = (
     "arguments go to task.enqueue(…), options to using(): "
     'write task.using(run_after=timedelta(seconds=60), queue_name="mails").enqueue(…)'
 )
-NO_WORKFLOW = "no task waits for another: write next_task.enqueue(…) as the last step of the function"
+WORKFLOW = "write next_task.using(after=[result]).enqueue(…), or chain(task.step(1), next_task.step()).enqueue()"
 FAILED = "write a receiver of the signal: @receiver(task_failed), from django_asyncq.signals"
 KEPT = "a result is always stored: write @task(retention=Retention(succeeded=3600, failed=86_400)) for how long"
 CONTEXT = "write @task(takes_context=True); the first parameter of the function is then called context"
@@ -57,7 +57,7 @@ OPTIONS = _by_word(
     ("queue routing_key exchange", 'write @task(queue_name="mails"), or task.using(queue_name="mails").enqueue(…)'),
     ("at_front", "write task.using(priority=100).enqueue(…); higher comes first"),
     ("ignore_result store_results result_ttl result_expires failure_ttl store_errors_even_if_ignored", KEPT),
-    ("link depends_on chain pipe_target on_success", NO_WORKFLOW),
+    ("link depends_on chain pipe_target on_success", WORKFLOW),
     ("link_error on_failure on_retry_exhausted errback", FAILED),
     ("name actor_name shared_name", NAMED),
     ("task_id job_id message_id", 'each call has an id of its own; write @task(unique="{order_id}") for one at a time'),
@@ -77,7 +77,7 @@ OF_TASK = _by_word(
     ("delay send defer perform_async delay_on_commit", ENQUEUE),
     ("apply_async apply_async_on_commit send_with_options options configure set", WITH_USING),
     ("send_at send_in perform_in perform_at enqueue_in enqueue_at", LATER),
-    ("s si signature subtask message message_with_options pipeline then chain chord link link_error", NO_WORKFLOW),
+    ("s si signature subtask message message_with_options pipeline then chain chord link link_error", WORKFLOW),
     ("map starmap chunks", "write task.enqueue_many([(1,), (2,)]), and wait_all(results) for the values"),
     ("apply run call_local fn", "write task.func(…) to call the function here and now, as plain Python"),
     ("AsyncResult fetch", "write task.get_result(result_id)"),
@@ -99,7 +99,7 @@ OF_RESULT = _by_word(
     ("forget delete", KEPT),
     ("task_id message_id job_id get_id", "read result.id"),
     ("requeue retry", "write result.task.enqueue(*result.args, **result.kwargs); the admin has an action too"),
-    ("children parent then", NO_WORKFLOW),
+    ("children parent then", WORKFLOW),
 )
 OF_CONTEXT = _by_word(
     ("request", "read context.attempt, context.headers, context.task_result.id and context.task_result.args"),

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal, NoReturn, TypedDict
 
 from ..exceptions import InvalidOption
+from .after import AFTER_FAILURE
 from .batches import LONGEST_GROUP, Batch
 from .calls import called, check_call, shown_signature
 from .fairness import FairKey, FairWeight, check_fair
@@ -93,6 +94,8 @@ def check_options(task: Any) -> None:
         refuse("keep_logs", f"give a whole number from 0 to {MOST_LOG_LINES}")
     check_fair(task, refuse)
     _check_sensitive(task, refuse)
+    if task.after_failure not in AFTER_FAILURE:
+        refuse("after_failure", f"give one of {', '.join(map(repr, AFTER_FAILURE))}")
     _check_wire(task, refuse)
     check_versions(task, refuse)
     if task.schedule is not None:

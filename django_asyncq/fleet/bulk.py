@@ -246,6 +246,8 @@ def _retry(action: BulkAction, targets: Sequence[Target], changed: Changed) -> N
     changed.done += len(done.retried)
     # It stands at the gate that refused it.
     changed.full += [wanted[record.id]._replace(gate=record.gate) for record in done.full]
+    why = "a task that it waits for has failed; it comes back with that one"
+    changed.refused += [(wanted[record.id], why) for record in done.blocked]
     for target in targets:
         if target.id not in wanted:
             why = f"the leader's code has no task {target.name}; deploy it, then retry the task"

@@ -38,6 +38,7 @@ from ..leadership.coordinator import StartupTaskCoordinator
 from ..lifecycle import spill
 from ..lifecycle.dispatching import adopts_by_itself
 from ..models import TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..observe.alerts import Alerter
 from ..observe.soundness import clock_difference_seconds
 from ..scheduling.scheduler import FireResult, Scheduler
@@ -514,8 +515,9 @@ class MaintenanceService:
         if not self.startup_runner.is_finished:
             return False
         soon = database_clock.now() + timedelta(seconds=DUE_WITHIN_SECONDS)
-        # One that follows another waits for that one, which counts, or for the end of a throttle.
-        queued = Q(state=TaskState.QUEUED, after_id=None, is_remote=False) & unknown_tasks.is_known() & ~is_paused()
+        # One that follows another, or waits for some, waits for those, which count, or for the end of a throttle.
+        queued = Q(IS_READY, state=TaskState.QUEUED, after_id=None, is_remote=False)
+        queued &= unknown_tasks.is_known() & ~is_paused()
         # One question for each: of all together, old statistics would make each a walk over all that is queued.
         looks = (
             Q(state=TaskState.RUNNING, is_remote=False),

@@ -25,7 +25,7 @@ from ..core.aliases import one_alias_per_prefix
 from ..core.guard import get_logger
 from ..core.names import lowest_uuid7_at
 from ..core.policies import Outcome, Retention, Rules, current_rules
-from ..models import FailureReason, Occurrence, StartupRun, TaskLogLine, TaskRecord, TaskState
+from ..models import FailureReason, Occurrence, StartupRun, TaskEdge, TaskLogLine, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.errors import Parts
 from ..storage.isolation import MOST_AT_ONCE, each_alone, page_of, table_of
@@ -50,13 +50,14 @@ OUTCOMES: tuple[tuple[TaskState, Outcome], ...] = ((TaskState.SUCCEEDED, "succee
 
 
 class Pruned(NamedTuple):
-    """How many of each kind were deleted. completed: entries in Redis, not rows. log_lines: those without a task."""
+    """How many of each kind were deleted. completed: entries in Redis, not rows. log_lines, edges: without a task."""
 
     tasks: int = 0
     occurrences: int = 0
     startup_runs: int = 0
     completed: int = 0
     log_lines: int = 0
+    edges: int = 0
 
     def plus(self, other: Pruned) -> Pruned:
         """Return the sums."""
@@ -76,7 +77,8 @@ class Pruner:
         self._pass: Iterator[Pruned] | None = None
         self._pruned = Pruned()
         self._worked_seconds = 0.0
-        self._last_line = 0
+        # The last row that was looked at, of log lines and of edges.
+        self._last: dict[type[TaskLogLine] | type[TaskEdge], int] = {}
         self._parts = Parts(logger)
 
     def tick(self, now: float) -> Pruned:
@@ -111,7 +113,10 @@ class Pruner:
         runs = self.prune_startup_runs()
         yield from self._apart("pruning of start-up runs", (Pruned(startup_runs=count) for count in runs))
         yield from self._apart("pruning of completed tasks", (Pruned(completed=n) for n in self.prune_completed()))
-        yield from self._apart("pruning of log lines", (Pruned(log_lines=count) for count in self.prune_log_lines()))
+        lines = self.prune_leftovers(TaskLogLine, "task_id")
+        yield from self._apart("pruning of log lines", (Pruned(log_lines=count) for count in lines))
+        edges = self.prune_leftovers(TaskEdge, "child_id")
+        yield from self._apart("pruning of edges", (Pruned(edges=count) for count in edges))
 
     def _apart(self, part: str, batches: Iterator[Pruned]) -> Iterator[Pruned]:
         """Yield the batches of one part; if one fails for odd data the part is over, and the next one follows."""
@@ -162,20 +167,23 @@ class Pruner:
         later = rows_of(StartupRun).filter(name=OuterRef("name"), id__gt=OuterRef("id"))
         return self._prune_history(rows_of(StartupRun), rows_of(StartupRun).filter(Exists(later)), "begun_at")
 
-    def prune_log_lines(self) -> Iterator[int]:
-        """Delete log lines of tasks without a row, such as one deleted while it ran; in each pass look at one page.
+    def prune_leftovers(self, model: type[TaskLogLine] | type[TaskEdge], column: str) -> Iterator[int]:
+        """Delete rows that belong to tasks without a row, such as one deleted while it ran; look at one page.
 
-        Those of tasks whose retention is over are deleted with them, by `prune_tasks`.
+        model: of log lines, or of edges. column: the id of the task. Those of tasks whose retention is over are deleted
+        with them, by `prune_tasks`.
         """
-        page = page_of(rows_of(TaskLogLine).filter(id__gt=self._last_line).order_by("id"), size=ROWS_PER_PAGE)
-        first, self._last_line = self._last_line, page[-1][0] if len(page) >= ROWS_PER_PAGE - MOST_AT_ONCE else 0
+        rows: QuerySet[Any] = rows_of(model)
+        first = self._last.get(model, 0)
+        page = page_of(rows.filter(id__gt=first).order_by("id"), size=ROWS_PER_PAGE)
+        self._last[model] = page[-1][0] if len(page) >= ROWS_PER_PAGE - MOST_AT_ONCE else 0
         if page:
-            task = rows_of(TaskRecord).filter(id=OuterRef("task_id"))
-            lines = rows_of(TaskLogLine).filter(id__gt=first, id__lte=page[-1][0])
+            task = rows_of(TaskRecord).filter(id=OuterRef(column))
+            lines = rows.filter(id__gt=first, id__lte=page[-1][0])
             ids = list(lines.filter(~Exists(task)).values_list("id", flat=True))
             for start in range(0, len(ids), ROWS_PER_BATCH):
                 batch = ids[start : start + ROWS_PER_BATCH]
-                yield self._delete(rows_of(TaskLogLine), batch)[0]
+                yield self._delete(rows, batch)[0]
 
     def _prune_history(self, rows: QuerySet[Any], prunable: QuerySet[Any], time_field: str) -> Iterator[int]:
         """Delete prunable rows that are older than the retention of failed tasks.
@@ -247,4 +255,8 @@ def _was_kept_for(keep_for: timedelta | None, now: datetime) -> Any:
     # The row of a throttled task is what refuses others until its time is over.
     clock = database_clock.expression(connections[writing_database(TaskRecord)])
     is_over = Q(unique_until=None) | Q(unique_until__lte=clock) | Q(unique_slot=None)
-    return ExpressionWrapper(Q(finished_at__lte=now - keep_for) & is_over, output_field=BooleanField())
+    # The tasks of a workflow are kept together: one that runs may need the value of each, and a person sees all of it.
+    others = rows_of(TaskRecord).filter(workflow_id=OuterRef("workflow_id"))
+    is_live, is_younger = others.filter(finished_at=None), others.filter(finished_at__gt=now - keep_for)
+    is_alone = Q(workflow_id=None) | ~Q(Exists(is_live)) & ~Q(Exists(is_younger))
+    return ExpressionWrapper(Q(finished_at__lte=now - keep_for) & is_over & is_alone, output_field=BooleanField())

@@ -54,6 +54,7 @@ from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..lifecycle.dispatching import by_queue
 from ..lifecycle.messages import entry_of, later_fence
 from ..models import FailureReason, Gate, TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..storage import database_clock, identity
 from ..storage.errors import Parts
 from ..storage.isolation import each_alone, usable_rows
@@ -420,7 +421,8 @@ class Reconciler:
         """
         now = database_clock.now()
         # What waits at a gate has no entry; the audit of the gates gives it its place.
-        waiting = Q(state=TaskState.QUEUED, reason=FailureReason.NONE, after_id=None, batch_id=None, is_remote=False)
+        alone = {"after_id": None, "batch_id": None, "is_remote": False}
+        waiting = Q(IS_READY, state=TaskState.QUEUED, reason=FailureReason.NONE, **alone)
         if not is_rebuild:
             waiting &= Q(enqueued_at__lt=now - timedelta(seconds=GRACE_SECONDS))
         if young:

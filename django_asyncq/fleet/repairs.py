@@ -26,6 +26,7 @@ from ..core.guard import get_logger
 from ..lifecycle import rows_of_entries
 from ..lifecycle.dispatching import by_queue
 from ..models import TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..storage import database_clock
 from ..storage.errors import Parts
 from ..storage.isolation import each_alone
@@ -238,7 +239,8 @@ def repair_groups(broker: Broker) -> int:
     Raises: BrokerUnavailable, django.db.Error.
     """
     repaired = lifecycle.release_orphans()
-    waiting = rows_of(TaskRecord).filter(state=TaskState.QUEUED, batch_id=None, waits_for=None).exclude(group="")
+    rows = rows_of(TaskRecord).filter(IS_READY, state=TaskState.QUEUED, batch_id=None, batch_size=None)
+    waiting = rows.exclude(group="")
     names = ("name", "backend", "queue_name", "group", "is_remote")
     found = [TaskRecord(**values) for values in waiting.order_by().values(*names).distinct()[:MOST_GROUPS]]
     for of_alias, queue, records in by_queue(broker, found):
@@ -342,7 +344,7 @@ class RemoteTasks:
 
     def tick(self) -> int:
         """Follow at most PAGES_PER_PASS pages of rows; return how many changed. Raises: as `follow_remote`."""
-        unfinished = rows_of(TaskRecord).filter(is_remote=True, finished_at__isnull=True, after_id=None)
+        unfinished = rows_of(TaskRecord).filter(IS_READY, is_remote=True, finished_at__isnull=True, after_id=None)
         changed = 0
         for _ in range(PAGES_PER_PASS):
             rows = unfinished if self._last is None else unfinished.filter(id__gt=self._last)

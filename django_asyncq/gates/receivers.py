@@ -23,6 +23,8 @@ def acquire_gate_slots(
     *, records: list[TaskRecord], old: TaskState | None, partial: bool, timed: bool, **kwargs: Any
 ) -> set[UUID]:
     """Acquire a slot for each task that is about to be queued. Raises: QueueFull, GateUnavailable, UnknownGate."""
+    # What waits for other tasks asks its gate when it waits for none any more (`lifecycle.children`).
+    records = [record for record in records if not record.waits_for]
     return acquire(records, partial=partial, again=old is not None, timed=timed)
 
 

@@ -22,8 +22,9 @@ from ..broker.foreign import Evidence, note_unhandled, read_evidence, settle_ent
 from ..core.guard import get_logger
 from ..core.logs import log_extra
 from ..lifecycle.base import announce, log_failed
+from ..lifecycle.children import ended, settle
 from ..lifecycle.dispatching import by_queue, dispatch, note_seen
-from ..lifecycle.following import free_slots, write_usable
+from ..lifecycle.following import free_slots, move_up, write_usable
 from ..lifecycle.messages import asks_retention, entry_of, later_fence
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
@@ -168,6 +169,8 @@ def _write_rows(changes: Sequence[_Change]) -> set[UUID]:
                 written.add(each.new.id)
                 if each.new.is_final:
                     free_slots([each.new])
+                    # It may have got children since it was read.
+                    move_up(settle([ended(each.new)]))
     return written
 
 

@@ -7,6 +7,9 @@ RETRYING is FAILED with `retry_at`.
 | new → QUEUED, of a batch              | `form_batches`, `make_batches`                       | `batching`            |
 | any of a member of a batch            | as that of its batch, in one transaction             | `members`             |
 | new → QUEUED                          | `enqueue`, `enqueue_unique`                          | `enqueueing`, `unique`|
+| the same, behind other tasks          | `enqueue_together`, and both of these                | `parents`             |
+| QUEUED behind tasks → QUEUED, FAILED  | by the end of one of these, in its transaction       | `children`            |
+| FAILED behind tasks → QUEUED behind   | by `retry` of it, or of one of these                 | `reviving`            |
 | QUEUED → RETRYING                     | `park`                                               | `dispatching`         |
 | QUEUED at a gate → QUEUED with a slot | `let_in`                                             | `waiting`             |
 | QUEUED → RUNNING                      | `claim` or `claim_suspect`, `begin`, `mark_running`  | `claiming`, `running` |
@@ -83,7 +86,7 @@ from .running import (
     upgrade,
 )
 from .spill import replay_outcomes, spill_outcomes
-from .unique import Taken, enqueue_unique
+from .unique import Taken, enqueue_together, enqueue_unique
 from .waiting import WAITS
 
 __all__ = [
@@ -120,6 +123,7 @@ __all__ = [
     "describe_exit",
     "dispatch",
     "enqueue",
+    "enqueue_together",
     "enqueue_unique",
     "expire",
     "expired",

@@ -30,7 +30,16 @@ from ..core.names import ROW_ID
 from ..core.payload import TRACEBACK_CHARACTERS, class_path, storable_text, text_of
 from ..core.run_log import RunLog
 from ..core.run_signals import RunSignal
-from ..exceptions import Discard, TaskCancelled, TaskExpired, TaskNotRegistered, TaskTimeout, UpgradeFailed, WorkerLost
+from ..exceptions import (
+    Discard,
+    ParentFailed,
+    TaskCancelled,
+    TaskExpired,
+    TaskNotRegistered,
+    TaskTimeout,
+    UpgradeFailed,
+    WorkerLost,
+)
 from ..models import FailureReason, TaskRecord, TaskState
 from ..signals import task_failed, task_state_changed, task_state_changing
 from ..storage.batches import read_rows
@@ -49,7 +58,7 @@ class Run:
     counted: whether the run uses up an attempt. begun: whether `begin` was called. written: whether the row says
     RUNNING. pause_seconds: how long an unfinished run is postponed; 0: it is requeued at once.
     members: of a batch: one for each call. Their leases are in no entry: Redis holds the batch alone.
-    log: what it logs, if its task keeps any lines.
+    log: what it logs, if its task keeps any lines. unfit: why it cannot be called; set by its claim.
     """
 
     record: TaskRecord
@@ -61,6 +70,7 @@ class Run:
     pause_seconds: int = 0
     members: list[Run] = field(default_factory=list)
     log: RunLog | None = None
+    unfit: BaseException | None = None
 
 
 # --- The two signals around every change of a task: one asks whether it may happen, one announces that it did.
@@ -154,6 +164,7 @@ REASONS: dict[type[BaseException], FailureReason] = {
     TaskTimeout: FailureReason.TIMEOUT,
     TaskCancelled: FailureReason.CANCELLED,
     TaskExpired: FailureReason.EXPIRED,
+    ParentFailed: FailureReason.PARENT_FAILED,
     WorkerLost: FailureReason.WORKER_LOST,
     TaskNotRegistered: FailureReason.NOT_REGISTERED,
     UpgradeFailed: FailureReason.UPGRADE_FAILED,
@@ -490,7 +501,8 @@ def log_failed(record: TaskRecord, exception: BaseException | None = None, *, ha
     """Log a failure that the row shows: ERROR when it is final, WARNING when the task is retried.
 
     exception: adds the traceback, to a WARNING only where the logger takes DEBUG too; None where nothing was raised.
-    A task that somebody has cancelled, or that has discarded itself, is no error: that is INFO.
+    A task that somebody has cancelled, or that has discarded itself, is no error: that is INFO. So is one that did not
+    run because another had failed, which was logged.
     """
     if record.reason == FailureReason.CANCELLED:
         text = "task %s %s: cancelled: %s"
@@ -499,6 +511,11 @@ def log_failed(record: TaskRecord, exception: BaseException | None = None, *, ha
         return
     if record.is_discarded:
         text, message = "task %s %s: discarded: %s", _one_line(record.errors[-1]["message"])
+        with about(record):
+            run_logger.info(text, record.id, record.name, message, extra=log_extra(record))
+        return
+    if record.reason == FailureReason.PARENT_FAILED:
+        text, message = "task %s %s: not run: %s", _one_line(record.errors[-1]["message"])
         with about(record):
             run_logger.info(text, record.id, record.name, message, extra=log_extra(record))
         return

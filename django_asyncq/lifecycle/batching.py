@@ -15,6 +15,7 @@ from ..broker import Broker
 from ..broker.groups import Groups, Taken
 from ..core.names import uuid7
 from ..models import TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..storage import database_clock
 from ..storage.inserting import insert
 from ..storage.routing import as_check, lock_free_rows, rows_of, transaction_of, writing_database
@@ -26,7 +27,7 @@ MOST_AT_ONCE = 100
 # When a group is taken again that has members whose rows are locked, or that nobody here can run.
 POSTPONE_SECONDS = 2
 # Whether a row still waits in no batch.
-FREE = as_check(state=TaskState.QUEUED, batch_id=None)
+FREE = as_check(IS_READY, state=TaskState.QUEUED, batch_id=None)
 # What the batch has of its first member: whoever began the group has the say.
 FROM_FIRST = (
     "name",
@@ -92,7 +93,13 @@ def _form(broker: Broker, groups: Groups, queue: str, taken: Taken, give_rows: G
 
 
 def _is_free(row: TaskRecord) -> bool:
-    return row.state == TaskState.QUEUED and row.batch_id is None and row.after_id is None and not row.is_batch
+    return (
+        row.state == TaskState.QUEUED
+        and row.batch_id is None
+        and row.after_id is None
+        and not row.waits_for
+        and not row.is_batch
+    )
 
 
 def make_batches(records: Sequence[TaskRecord]) -> list[TaskRecord]:
@@ -125,4 +132,4 @@ def _make_batch(records: Sequence[TaskRecord]) -> TaskRecord | None:
 
 def _row_of(id: UUID, first: TaskRecord, count: int) -> TaskRecord:
     own = {name: getattr(first, name) for name in FROM_FIRST}
-    return TaskRecord(id=id, waits_for=count, enqueued_at=database_clock.now(), **own)
+    return TaskRecord(id=id, batch_size=count, enqueued_at=database_clock.now(), **own)

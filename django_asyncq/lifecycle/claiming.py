@@ -21,6 +21,7 @@ from .dispatching import dispatch
 from .following import write_usable
 from .members import limited, load_members
 from .messages import entry_of, message_of, named_rows
+from .parents import fill_values
 from .retrying import retry_due, settle_final_claims
 from .running import acknowledge, begin, lose_unseen, record_runs, succeed
 from .spill import replay_outcomes
@@ -115,6 +116,7 @@ def classify(
             and record.fence < lease.fence
             and record.batch_id is None
             and not record.reason
+            and not record.waits_for
             and record.backend == backend
             and not record.is_remote
             and is_ours
@@ -122,7 +124,7 @@ def classify(
             runs.append(Run(record, lease))
         elif record.is_final:
             final.append(lease)
-        elif record.is_in_batch or not broker.holds(record.backend):
+        elif record.is_in_batch or record.waits_for_tasks or not broker.holds(record.backend):
             outdated.append(record)
         elif record.is_remote:
             others.remote.append(lease)
@@ -151,13 +153,19 @@ def classify(
 
 
 def with_members(broker: Broker, worker_id: str, runs: list[Run]) -> list[Run]:
-    """Load the members of batches; return the runs to start. A batch without any has succeeded.
+    """Load the members of batches, and the values of parents; return the runs to start.
 
-    Members that were cancelled, or can no longer begin, are closed first.
+    A batch without members has succeeded. Members that were cancelled, or can no longer begin, are closed first.
     """
-    of_batches = [run for run in runs if run.record.waits_for is not None]
-    if not of_batches:
-        return runs
+    of_batches = [run for run in runs if run.record.batch_size is not None]
+    if of_batches:
+        runs = _with_members(broker, worker_id, runs, of_batches)
+    if nodes := [each for run in runs for each in (run, *run.members) if each.record.waits_for is not None]:
+        fill_values(nodes)
+    return runs
+
+
+def _with_members(broker: Broker, worker_id: str, runs: list[Run], of_batches: list[Run]) -> list[Run]:
     load_members(of_batches)
     cancelled, late = limited(of_batches)
     if cancelled or late:
@@ -202,7 +210,7 @@ def _dispatch_again(broker: Broker, queue: str, records: Sequence[TaskRecord]) -
 
     The row would refuse the outcome of a run with their fence, so they get a higher one; or the settings have changed
     the prefix of their alias, so they are pushed there. A member of a batch, which a tool has put into pending while
-    the batch was made, has no entry of its own.
+    the batch was made, has no entry of its own; nor has a task that waits for others.
     """
     broker.remove(queue, [record.redis_id for record in records], named_rows(records))
     dispatch([record for record in records if record.state == TaskState.QUEUED], again=True)

@@ -32,8 +32,9 @@ from ..storage.batches import FencedWrite
 from ..storage.routing import as_check, is_in_transaction, rows_of, transaction_of, writing_database
 from . import dispatching
 from .base import CommitHook, Run, announce, append_error, ask_runs_here, load_rows, log_failed
+from .children import settle_records
 from .dispatching import by_queue, dispatch
-from .following import free_slots, write_usable
+from .following import free_slots, move_up, write_usable
 from .holding import MISSING, OURS, UNKNOWN, Hold
 from .messages import acknowledge_done, later_fence, named_rows
 
@@ -103,7 +104,8 @@ def close(records: Sequence[TaskRecord], exception: BaseException, now: datetime
     hook: of the caller's transaction, which has asked Redis where anything depends on it.
 
     | check    | none: the rows are locked, and were seen to wait                                           |
-    | row      | QUEUED or RETRYING → FAILED, with the error and a fence above all that were handed out     |
+    | row      | QUEUED or RETRYING → FAILED, with the error and a fence above all that were handed out;    |
+    |          | what waited for them fails too (`children`)                                                |
     | Redis    | after the commit: removed; what a worker has claimed all the same stays, and is asked to stop |
     | announce | after the commit: `task_state_changed`; while a worker may use the slot of a gate, later   |
 
@@ -128,6 +130,7 @@ def close(records: Sequence[TaskRecord], exception: BaseException, now: datetime
         waiting = rows_of(TaskRecord).filter(as_check(WAITING), id__in=ids)
         waiting.update(**{name: getattr(first, name) for name in names})
     free_slots(records)
+    move_up(settle_records(records))
     hook.records.extend(records)
     hook.register(connections[writing_database(TaskRecord)])
 
@@ -517,7 +520,7 @@ def _cancel(ids: Collection[UUID], *, by: str, reason: str, backend: str) -> tup
 def with_members(ids: Collection[UUID]) -> set[UUID]:
     """Return the ids of tasks, and of the members of those that are batches."""
     rows = rows_of(TaskRecord)
-    of_batches = rows.filter(as_check(waits_for__isnull=False, finished_at__isnull=True), id__in=ids)
+    of_batches = rows.filter(as_check(batch_size__isnull=False, finished_at__isnull=True), id__in=ids)
     found = list(of_batches.values_list("id", flat=True))
     if not found:
         return set(ids)

@@ -16,6 +16,7 @@ from django.db.models import Q
 
 from ..exceptions import TaskCancelled
 from ..models import FailureReason, TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..storage import database_clock
 from ..storage.routing import as_check, rows_of, transaction_of
 from .base import append_error
@@ -47,7 +48,7 @@ def count_waiting() -> Waiting:
     rows, now = rows_of(TaskRecord), database_clock.now()
     retrying, queued, running = (rows.filter(look) for look in UNFINISHED)
     due = retrying.filter(retry_at__lte=now).count() + running.count()
-    due += queued.filter(Q(run_after=None) | Q(run_after__lte=now), after_id=None).count()
+    due += queued.filter(Q(run_after=None) | Q(run_after__lte=now), IS_READY, after_id=None).count()
     newest = rows.order_by("-id").values_list("enqueued_at", flat=True).first()
     return Waiting(retrying.count() + queued.count() + running.count(), due, newest)
 

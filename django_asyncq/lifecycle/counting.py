@@ -59,7 +59,7 @@ class _Counter:
         now, has_run = None, old == TaskState.RUNNING
         with self._lock:
             for record in records:
-                if record.waits_for is not None or (record.retry_at is not None and not has_run):
+                if record.batch_size is not None or (record.retry_at is not None and not has_run):
                     continue  # a batch, whose members count; or it waits at a gate
                 counts = self._kept[record.backend, record.queue_name, record.name]
                 counts.outcomes["succeeded" if new == TaskState.SUCCEEDED else _outcome_of(record)] += 1

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import DO_NOTHING, Exists, OuterRef, Q, QuerySet
+from django.db.models import DO_NOTHING, BooleanField, Exists, ExpressionWrapper, OuterRef, Q, QuerySet
 from django.db.models.expressions import Combinable
 from django.db.models.fields.reverse_related import ManyToOneRel
 from django.template.defaultfilters import pluralize
@@ -20,13 +20,14 @@ from ..core.django_internals import delete_rows
 from ..core.guard import get_logger
 from ..core.logs import log_extra
 from ..exceptions import BrokerUnavailable
-from ..models import TaskLogLine, TaskRecord, TaskState
+from ..models import TaskEdge, TaskLogLine, TaskRecord, TaskState
 from ..storage.routing import rows_of, transaction_of, writing_database
 from . import dispatching
 from .base import CommitHook
+from .children import parts, settle_deleted
 from .closing import ask_to_stop
 from .dispatching import by_queue
-from .following import move_up_waiting
+from .following import move_up, move_up_waiting
 from .messages import named_rows
 from .progress import delete_log_lines
 
@@ -45,8 +46,19 @@ class Removal(CommitHook):
         # Last: what this cannot do the reconciler does.
         if keys := {record.unique_key for record in self.records if record.unique_key}:
             move_up_waiting(keys)
+        self._settle_edges()
         # Here and not with each row: many are deleted at a time. If we die before, the pruner deletes them.
         delete_log_lines([record.id for record in self.records])
+
+    def _settle_edges(self) -> None:
+        """Delete the edges to deleted tasks; fail what waits for one that had no workflow when it was read.
+
+        Here and not with each row, as log lines.
+        """
+        for part in parts(self.records):
+            with transaction_of(TaskRecord):
+                rows_of(TaskEdge).filter(child_id__in=[record.id for record in part]).delete()
+                move_up(settle_deleted([record for record in part if record.workflow_id is None]))
 
     def _remove_from_redis(self) -> None:
         records = self.records
@@ -75,7 +87,7 @@ def follow_deletion(records: Sequence[TaskRecord], using: str) -> None:
     using: the database they were deleted from. Rows in another than the tasks' own are copies, and the tasks stay.
 
     | check    | none: the rows are deleted                        |
-    | row      | deleted by the caller                             |
+    | row      | deleted by the caller; what waited for them fails, PARENT_FAILED (`children`) |
     | Redis    | after the commit: workers asked to stop, entries removed, slots released |
     | announce | nothing: Django's `post_delete` has announced it  |
 
@@ -86,8 +98,19 @@ def follow_deletion(records: Sequence[TaskRecord], using: str) -> None:
     connection = connections[using]
     hook = Removal.of_transaction(connection)
     # Copies: Django removes the id from an instance that it has deleted.
-    hook.records.extend(copy.copy(record) for record in records)
+    copies = [_with_all_columns(copy.copy(record)) for record in records]
+    hook.records.extend(copies)
     hook.register(connection)
+    if linked := [record for record in copies if record.workflow_id is not None]:
+        move_up(settle_deleted(linked))
+
+
+def _with_all_columns(record: TaskRecord) -> TaskRecord:
+    """Give a row that was read in part defaults for the rest, which can be read no more; it may be of a workflow."""
+    for name in record.get_deferred_fields():
+        field: Any = TaskRecord._meta.get_field(name)
+        setattr(record, name, record.pk if name == "workflow_id" else field.get_default())
+    return record
 
 
 def forget_deleted_task(*, instance: TaskRecord, using: str, **kwargs: Any) -> None:
@@ -141,12 +164,15 @@ def prune(broker: Broker, ids: Sequence[UUID], expired: Q | Combinable, *, fence
     with fenced(), transaction_of(TaskRecord, savepoint=False):
         locked = rows.order_by("id").select_for_update(skip_locked=skip_locked)
         has_lines = Exists(rows_of(TaskLogLine).filter(task_id=OuterRef("id")))
-        found = list(locked.values_list("id", "backend", "queue_name", "state", "wire_id", has_lines))
+        is_node = ExpressionWrapper(Q(waits_for__isnull=False), BooleanField())
+        found = list(locked.values_list("id", "backend", "queue_name", "state", "wire_id", is_node, has_lines))
         delete_rows(rows_of(TaskRecord).filter(id__in=[id for id, *_ in found]), database)
+        if nodes := [id for id, *_, is_node, _ in found if is_node]:
+            delete_rows(rows_of(TaskEdge).filter(child_id__in=nodes), database)
         if with_lines := [id for id, *_, has_lines in found if has_lines]:
             delete_log_lines(with_lines)
     failed: dict[tuple[str, str], list[TaskRecord]] = {}
-    for id, alias, queue, state, wire_id, _ in found:
+    for id, alias, queue, state, wire_id, *_ in found:
         if state == TaskState.FAILED:
             failed.setdefault((alias, queue), []).append(TaskRecord(id=id, wire_id=wire_id))
     for (alias, queue), deleted in failed.items():

@@ -29,6 +29,7 @@ from ..core.guard import LongLivedThread, attempt, get_logger, is_a
 from ..core.logs import log_extra
 from ..exceptions import BrokerMisconfigured, BrokerUnavailable, GateUnavailable, PrefixTaken
 from ..models import FailureReason, TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..storage import database_clock, identity
 from ..storage.errors import one_line
 from ..storage.routing import as_check, rows_of, transaction_of, writing_database
@@ -226,8 +227,10 @@ def push(broker: Broker, records: Sequence[TaskRecord], *, again: bool = False) 
     The script that makes a task pending also confirms its slot, where one script can reach both keys. Only a task that
     is delayed, or has lost its slot, costs a second call.
     """
-    # A task that follows another one waits as a row alone, until it moves up. A member of a batch waits in the batch.
-    records = [record for record in records if record.after_id is None and not record.is_in_batch]
+    # A task that follows another one, or waits for some, waits as a row alone. A member of a batch waits in the batch.
+    records = [
+        record for record in records if record.after_id is None and not record.waits_for and not record.is_in_batch
+    ]
     if waiting := [record for record in records if record.reason]:
         _bring_to_wait(broker, waiting, again=again)
         records = [record for record in records if not record.reason]
@@ -558,7 +561,7 @@ class Hurry(CommitHook):
 def hurry(ids: Collection[UUID]) -> list[UUID]:
     """Let delayed tasks run now; return the ids of those that were delayed.
 
-    | check    | QUEUED with a `run_after` that has not come; the rows are locked, in the order of their ids |
+    | check    | QUEUED with a `run_after` that has not come, and no task to wait for; the rows are locked   |
     | row      | `run_after` is now; the state stays                                                         |
     | Redis    | after the commit: out of scheduled, into pending                                            |
     | announce | nothing: the state is the same                                                              |
@@ -567,7 +570,7 @@ def hurry(ids: Collection[UUID]) -> list[UUID]:
     """
     with transaction_of(TaskRecord):
         now = database_clock.now()
-        rows = rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED, run_after__gt=now), id__in=ids)
+        rows = rows_of(TaskRecord).filter(as_check(IS_READY, state=TaskState.QUEUED, run_after__gt=now), id__in=ids)
         records = list(rows.select_for_update().order_by("id"))
         if not records:
             return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial as partial_of
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -20,6 +21,7 @@ from . import dispatching
 from .base import CommitHook, announce, ask
 from .dispatching import dispatch, is_paused, note_failed_push
 from .following import settle_followers
+from .parents import enqueue_after
 
 
 class Dispatch(CommitHook):
@@ -57,11 +59,20 @@ def enqueue(
 
     A rollback releases the slots. If we die before the commit, they expire. If we die after it, the reconciler
     pushes the rows.
-    Tasks with a unique slot are enqueued by `enqueue_unique`.
+    Tasks with a unique slot are enqueued by `enqueue_unique`; those that wait for others as `enqueue_after` says.
     Raises: ImproperlyConfigured when the settings that name Redis cannot be right, PrefixTaken, EnqueueRefused, and
     what receivers veto with: nothing was written. django.db.Error when the INSERT fails.
     """
     require_redis(records)
+    if [record for record in records if record.edges]:
+        return enqueue_after(records, partial_of(enqueue_rows, records, partial=partial, on_committed=on_committed))
+    return enqueue_rows(records, partial=partial, on_committed=on_committed)
+
+
+def enqueue_rows(
+    records: Sequence[TaskRecord], *, partial: bool, on_committed: Callable[[list[TaskRecord]], None] | None
+) -> list[TaskRecord]:
+    """Do what `enqueue` does, behind what it checks for all."""
     admitted = admit(records, partial=partial)
     if not admitted:
         return []

@@ -26,6 +26,7 @@ from ..storage.batches import FencedWrite
 from ..storage.isolation import each_alone, table_of
 from ..storage.routing import rows_of, transaction_of, writing_database
 from .base import CommitHook
+from .children import linked_since, write_outcomes
 from .dispatching import dispatch, note_failed_push
 from .members import follow
 
@@ -48,26 +49,41 @@ def follower_slot(unique_key: str) -> str:
 def write_fenced(writes: Sequence[FencedWrite], database: str, *, patient: bool = True) -> set[UUID]:
     """Do what `batches.write_fenced` does; in the same transaction the followers of freed slots move up.
 
-    The members of batches are written with them, or follow them; the ids of those that were written are returned too.
+    So are the tasks counted that waited for one of these (`children`). The members of batches are written with them, or
+    follow them; the ids of those that were written are returned too.
     """
     freeing = {
         write.record.id: write.record.unique_key
         for write in writes
         if write.record.unique_key and write.record.frees_slot
     }
-    of_batches = [write for write in writes if write.record.waits_for is not None]
-    if not (freeing or of_batches):
-        return batches.write_fenced(writes, database, patient=patient)
+    of_batches = [write for write in writes if write.record.batch_size is not None]
+    if not (freeing or of_batches or [write for write in writes if write.record.workflow_id is not None]):
+        # One statement, and no transaction around it, for rows that nothing hangs on.
+        accepted = batches.write_fenced(writes, database, patient=patient, unlinked=True)
+        if len(accepted) == len(writes):
+            return accepted
+        writes = [write for write in writes if write.record.id not in accepted]
+        return accepted | _write_linked(writes, database, patient=patient)
     with transaction_of(TaskRecord):
-        accepted = batches.write_fenced(writes, database, patient=patient)
+        accepted, freed = write_outcomes(writes, database, patient=patient)
         if of_batches:
-            written = follow([each for each in of_batches if each.record.id in accepted], database, patient=patient)
+            written, freed_by_members = follow(
+                [each for each in of_batches if each.record.id in accepted], database, patient=patient
+            )
             accepted |= written.keys()
             freeing |= {id: key for id, key in written.items() if key}
+            freed |= freed_by_members
         if not patient:
             batches.shorten_waits(connections[database])
-        move_up({key for id, key in freeing.items() if id in accepted})
+        move_up(freed | {key for id, key in freeing.items() if id in accepted})
     return accepted
+
+
+def _write_linked(writes: Sequence[FencedWrite], database: str, *, patient: bool) -> set[UUID]:
+    """Write outcomes that their rows have refused, where these have got children since."""
+    linked = linked_since(writes)
+    return write_fenced(linked, database, patient=patient) if linked else set()
 
 
 def write_usable(writes: Sequence[FencedWrite], database: str) -> set[UUID]:

@@ -56,7 +56,8 @@ class Hold:
         for record in records:
             target = record if record.batch_id is None else batches.get(record.batch_id)
             needs_row = record.retry_at is not None and not record.is_remote
-            if needs_row or record.waits_for_slot or record.after_id is not None or record.id in uncommitted:
+            is_alone = record.after_id is not None or record.waits_for_tasks
+            if needs_row or record.waits_for_slot or is_alone or record.id in uncommitted:
                 words[record.id] = OURS  # the row must change, or be committed, before a run of it
             elif target is None or target.state == TaskState.RUNNING or target.is_final:
                 words[record.id] = CLAIMED

@@ -23,10 +23,11 @@ from django.db.models.functions import Greatest
 
 from ..broker import Lease
 from ..models import TaskRecord, TaskState
-from ..storage import batches, database_clock
+from ..storage import database_clock
 from ..storage.batches import FencedWrite
 from ..storage.routing import as_check, rows_of, transaction_of, writing_database
 from .base import CommitHook, Run
+from .children import write_outcomes
 from .dispatching import dispatch
 
 # How many batches one look compares with their members; the next sweep looks again.
@@ -86,11 +87,11 @@ def write_of(run: Run) -> FencedWrite:
     return FencedWrite(record, run.lease.fence, run.read_fence, of_members)
 
 
-def follow(writes: Iterable[FencedWrite], database: str, *, patient: bool) -> Mapping[UUID, str]:
+def follow(writes: Iterable[FencedWrite], database: str, *, patient: bool) -> tuple[Mapping[UUID, str], set[str]]:
     """Have the members of written batches follow, in the caller's transaction; return the unique keys they free.
 
     writes: of batches, which their rows have accepted. Returns: the id of each member that was written → its key, ""
-    for one that frees none.
+    for one that frees none; and the keys that tasks have freed which waited for members, and failed for them.
     """
     outcomes: list[FencedWrite] = []
     waiting: list[UUID] = []
@@ -108,12 +109,12 @@ def follow(writes: Iterable[FencedWrite], database: str, *, patient: bool) -> Ma
         running.update(attempt=UNCOUNTED, state=TaskState.QUEUED)
     if left:
         release(rows.filter(IS_LIVE, batch_id__in=left))
-    accepted = batches.write_fenced(outcomes, database, patient=patient) if outcomes else set()
+    accepted, freed = write_outcomes(outcomes, database, patient=patient) if outcomes else (set(), set())
     return {
         each.record.id: each.record.unique_key if each.record.frees_slot else ""
         for each in outcomes
         if each.record.id in accepted
-    }
+    }, freed
 
 
 def release(rows: object, *, keeps_group: bool = False) -> int:

@@ -27,6 +27,7 @@ from ..broker import Broker, task_entries
 from ..core.aliases import uses_redis
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..storage import database_clock
 from ..storage.routing import rows_of, transaction_of, writing_database
 from .base import CommitHook, load_rows
@@ -42,6 +43,7 @@ FROM_CALL = (
     "kwargs",
     "version",
     "run_after",
+    "delay_seconds",
     "expires_at",
     "deadline",
     "priority",
@@ -109,7 +111,8 @@ def reschedule(id: UUID, *, run_after: datetime | None, priority: int) -> TaskRe
 
     run_after: None for as soon as a worker is free.
 
-    | check    | QUEUED, of our workers, in no batch and no group; the row is locked; no worker has taken its entry  |
+    | check    | QUEUED, of our workers, in no batch and no group, waits for no task; the row is locked; no worker   |
+    |          | has taken its entry                                                                                 |
     | Redis    | the entry is taken out; after the commit the task is pushed as its row says                         |
     | row      | `run_after` and `priority`; another fence, which voids a run that begins in between                 |
     | announce | nothing: the state is the same                                                                      |
@@ -117,7 +120,7 @@ def reschedule(id: UUID, *, run_after: datetime | None, priority: int) -> TaskRe
     If we die in between, the reconciler pushes the task. Raises: BrokerUnavailable; nothing is changed then.
     """
     waiting = rows_of(TaskRecord).filter(
-        id=id, state=TaskState.QUEUED, after_id=None, batch_id=None, group="", is_remote=False
+        IS_READY, id=id, state=TaskState.QUEUED, after_id=None, batch_id=None, group="", is_remote=False
     )
     with transaction_of(TaskRecord):
         row = waiting.filter(cancel_requested_at__isnull=True).select_for_update().first()

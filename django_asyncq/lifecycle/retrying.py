@@ -26,6 +26,7 @@ from .base import CommitHook, announce, ask, load_rows, look_up, update_waiting
 from .closing import close_cancelled, expire, is_expired, settle_final
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
 from .messages import entry_of, named_rows, restore
+from .reviving import Revived, revive
 from .unique import Taken, already_taken, take_again, without
 from .waiting import let_in
 
@@ -33,6 +34,7 @@ logger = get_logger("django_asyncq.lifecycle")
 
 # A task in the line of its gate is let in by the leader. If it has an entry, that asks too, if ever in vain.
 ASK_AGAIN_SECONDS = 3600
+NOTHING_REVIVED = Revived([], [])
 # A receiver that vetoes a retry announces nothing when it would veto no longer.
 VETO_RETRY_SECONDS = 5
 
@@ -41,12 +43,14 @@ class Retried(NamedTuple):
     """The result of a retry.
 
     full: their gate was full. not_failed: not FAILED, or deleted. taken: another task holds their unique slot.
+    blocked: they wait for a task that has failed.
     """
 
     retried: list[TaskRecord]
     full: list[TaskRecord]
     not_failed: list[UUID]
     taken: list[Taken]
+    blocked: Sequence[TaskRecord] = ()
 
 
 class Redispatch(CommitHook):
@@ -66,7 +70,8 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
     | check    | `task_state_changing`: the gate's receiver acquires again, and may refuse some            |
     | row      | FAILED → QUEUED, the rows locked: of two retries of a task at the same time, one succeeds |
     |          | one that may wait, and whose gate is full, becomes QUEUED without a slot (`waiting`)      |
-    |          | by_person: a unique task takes its slot again, and stays FAILED if another has it         |
+    |          | by_person: a unique task takes its slot again, and stays FAILED if another has it; what    |
+    |          | had failed for one of these waits again (`reviving`)                                      |
     | Redis    | after the commit: out of retry or archived, into pending; the caller parks the others     |
     | announce | `task_state_changed`                                                                      |
 
@@ -83,6 +88,10 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
         # the first to ask its gate.
         records = list((rows if by_person else rows.filter(as_check(retry_at__isnull=False))).order_by("id"))
         found = {record.id for record in records}
+        # Those that failed while they waited for tasks wait again, or stay as they are.
+        waiting = [record for record in records if record.waits_for]
+        records = [record for record in records if not record.waits_for] if waiting else records
+        were_final = {record.id for record in records if record.workflow_id is not None and record.is_final}
         # An automatic retry holds its slot already.
         taken = already_taken(records) if by_person else []
         records = without(records, taken)
@@ -103,16 +112,23 @@ def retry(ids: Collection[UUID], *, by_person: bool) -> Retried:
             _write_retries(failed, admitted, by_person=by_person)
             if joining:
                 _write_retries(failed, joining, by_person=by_person, reason=FailureReason.GATE_FULL)
+            were_final &= {record.id for record in (*admitted, *joining)}
+            revived = NOTHING_REVIVED
+            if were_final or waiting:
+                _forget_late(failed, waiting)
+                revived = revive(failed, were_final, waiting)
         except BaseException:
             gates.give_back(admitted)
             raise
-        if admitted or joining:
+        if admitted or joining or revived.waiting:
             connection = connections[database]
             hook = Redispatch.of_transaction(connection)
-            hook.records.extend([*admitted, *joining])
+            hook.records.extend([*admitted, *joining, *revived.waiting])
             hook.release_at_rollback(unchanged, connection)
             hook.register(connection)
-    return Retried([*admitted, *joining], full, [id for id in ids if id not in found], taken)
+    # What has come back with another one says that it was retried too, if it was asked for.
+    retried = [*admitted, *joining, *(record for record in revived.waiting if record.id in found)]
+    return Retried(retried, full, [id for id in ids if id not in found], taken, revived.blocked)
 
 
 def _write_retries(

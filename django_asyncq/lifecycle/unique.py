@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial as partial_of
 from typing import Literal, NamedTuple
 from uuid import UUID
 
@@ -27,8 +28,9 @@ from ..storage import database_clock
 from ..storage.inserting import insert
 from ..storage.routing import rows_of, transaction_of, writing_database
 from .base import load_rows
-from .enqueueing import admit, dispatch_after_commit, require_redis
+from .enqueueing import admit, dispatch_after_commit, enqueue_rows, require_redis
 from .following import follower_slot
+from .parents import enqueue_after
 from .replacing import replace_follower, replace_holder
 
 OnDuplicate = Literal["reject", "return", "replace", "follow"]
@@ -69,6 +71,18 @@ def enqueue_unique(
     if on_duplicate == "reject" and not partial:
         _refuse_repeated(records)
     require_redis(records)
+    rows = partial_of(enqueue_unique_rows, records, on_duplicate, partial=partial, on_committed=on_committed)
+    return enqueue_after(records, rows) if [record for record in records if record.edges] else rows()
+
+
+def enqueue_unique_rows(
+    records: Sequence[TaskRecord],
+    on_duplicate: OnDuplicate,
+    *,
+    partial: bool,
+    on_committed: Callable[[list[TaskRecord]], None] | None,
+) -> list[TaskRecord | None]:
+    """Do what `enqueue_unique` does, behind what it checks for all."""
     connection = connections[writing_database(TaskRecord)]
     is_superseding = on_duplicate in ("replace", "follow")
     enqueueing = (_Superseding if is_superseding else _Enqueueing)(on_duplicate, partial=partial)
@@ -279,3 +293,26 @@ def without(records: Sequence[TaskRecord], taken: Iterable[Taken]) -> list[TaskR
     """Return the tasks that are not among those whose slots others hold."""
     ids = {each.record.id for each in taken}
     return [record for record in records if record.id not in ids] if ids else list(records)
+
+
+def enqueue_together(
+    records: Sequence[TaskRecord], *, on_committed: Callable[[list[TaskRecord]], None] | None = None
+) -> None:
+    """Queue new tasks that wait for each other, all or none; a unique one whose key is taken is refused.
+
+    records: parents first. As `enqueue` and `enqueue_unique`, in one transaction. Raises: as these.
+    """
+    require_redis(records)
+    unique = [record for record in records if record.unique_slot is not None]
+    plain = [record for record in records if record.unique_slot is None]
+
+    def insert_all() -> list[TaskRecord | None]:
+        found: list[TaskRecord | None] = []
+        if unique:
+            _refuse_repeated(unique)
+            found += enqueue_unique_rows(unique, "reject", partial=False, on_committed=on_committed)
+        if plain:
+            found += enqueue_rows(plain, partial=False, on_committed=on_committed)
+        return found
+
+    enqueue_after(records, insert_all)

@@ -1,4 +1,4 @@
-"""The models: tasks and their log lines, gates, schedules, pauses, actions on many tasks, alerts, what a fleet shares.
+"""The models: tasks, their edges and log lines, gates, schedules, pauses, bulk actions, alerts, what a fleet shares.
 
 The database is the source of truth; Redis only dispatches. Only `lifecycle` changes a task's state, so no method here
 does.
@@ -22,6 +22,7 @@ from .operating import (
 )
 from .schedules import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, ScheduleQuerySet, default_timezone
 from .tasks import FailureReason, Suspicion, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
+from .workflows import TaskEdge
 
 __all__ = [
     "Alert",
@@ -44,6 +45,7 @@ __all__ = [
     "ScheduleQuerySet",
     "StartupRun",
     "Suspicion",
+    "TaskEdge",
     "TaskLogLine",
     "TaskRecord",
     "TaskRecordQuerySet",

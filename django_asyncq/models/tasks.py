@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
 from functools import cache
@@ -18,6 +18,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
+from ..core.after import Edge
 from ..core.fields import (
     BeginningIndex,
     DatabaseNow,
@@ -38,7 +39,7 @@ class TaskState(models.IntegerChoices):
 
     | state     | number | finished_at | retry_at | meaning |
     |-----------|--------|-------------|----------|---------|
-    | QUEUED    | 0      | null        | any      | waits for a worker, until `run_after`, or at its gate |
+    | QUEUED    | 0      | null        | any      | waits for a worker, until `run_after`, at its gate, or for tasks |
     | RUNNING   | 1      | null        | any      | a worker runs it |
     | SUCCEEDED | 2      | set         | any      | final |
     | FAILED    | 3      | set         | null     | final: it is not queued again by itself |
@@ -84,8 +85,10 @@ class Suspicion(IntEnum):
     SUSPECT = 2
 
 
+# Which tasks wait for no other one.
+IS_READY = Q(waits_for=None) | Q(waits_for=0)
 # Which tasks of a gate hold a slot of it; `TaskRecord.holds_slot` says it of one.
-HOLDS_SLOT = Q(state__in=(TaskState.QUEUED, TaskState.RUNNING), reason=FailureReason.NONE) | Q(
+HOLDS_SLOT = Q(IS_READY, state__in=(TaskState.QUEUED, TaskState.RUNNING), reason=FailureReason.NONE) | Q(
     state=TaskState.FAILED, retry_at__isnull=False, is_ordered=True
 )
 
@@ -189,7 +192,11 @@ class TaskRecord(models.Model):
     message as that program wrote it, or as it is sent to one; null for a task of our own. is_remote: only another
     program runs it. group: the calls with which it may run together; "" for a task that runs by itself. batch_id: the
     row of the batch in which it runs, or ran last; while it is set and the task is QUEUED or RUNNING, the task has no
-    entry in Redis. waits_for: in the row of a batch, how many members it began with; null in every other row.
+    entry in Redis. batch_size: in the row of a batch, how many members it began with; null in every other row.
+    waits_for: how many tasks must finish before it (`TaskEdge`), null for a task that was enqueued after none; while
+    it is more than 0, the task has no slot of its gate and no entry in Redis. delay_seconds: its `run_after`, from then
+    on.
+    workflow_id: the same for all tasks that hang together so; null for those that wait for none, and none for them.
     checkpoint: where its next run goes on (`context.checkpoint`); null before, and after a success.
     Times are those of the database's clock (`storage.database_clock`).
 
@@ -245,14 +252,16 @@ class TaskRecord(models.Model):
     parent_id = models.UUIDField(_("enqueued by"), null=True, blank=True)
     after_id = models.UUIDField(_("runs after the task"), null=True, blank=True)
     retried_from = models.UUIDField(_("copy of the task"), null=True, blank=True)
-    flow_id = models.UUIDField(_("flow"), null=True, blank=True)
+    workflow_id = models.UUIDField(_("workflow"), null=True, blank=True)
     waits_for = models.PositiveIntegerField(_("tasks it waits for"), null=True, blank=True)
+    delay_seconds = models.FloatField(_("delay in seconds, once it waits for no task"), null=True, blank=True)
     # Chosen by a foreign program: any text, unique per queue at most, so it is not the key. MySQL gives no TextField a
     # default.
     wire_id = ExactTextField(_("id of the foreign message"), null=True, blank=True)
     wire_message = models.BinaryField(_("foreign message"), null=True, blank=True)
     is_remote = models.BooleanField(_("run by another program"), default=False, db_default=False)
     batch_id = models.UUIDField(_("runs in the batch"), null=True, blank=True)
+    batch_size = models.PositiveIntegerField(_("calls in the batch"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True, blank=True)
     cancelled_by = models.CharField(_("cancelled by"), max_length=150, blank=True, default="", db_default="")
     return_value = models.JSONField(_("return value"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
@@ -269,6 +278,8 @@ class TaskRecord(models.Model):
     # Of a new task: the times that its INSERT, or the UPDATE that replaces another task's call by it, adds to its own
     # moment. The columns hold what is expected until then.
     delays: Mapping[str, Delay] = MappingProxyType({})
+    # Of a new task: what it waits for. Afterwards rows of `TaskEdge` say that.
+    edges: Sequence[Edge] = ()
     # Whether a run has made new arguments of those in the row, which get there with its outcome (`core.versions`).
     is_upgraded = False
     # Whether it stands at another of its gates than its row says.
@@ -322,6 +333,10 @@ class TaskRecord(models.Model):
             ),
             PartialIndex(fields=["after_id"], where=Q(after_id__isnull=False), name="asyncq_after_id"),
             PartialIndex(fields=["batch_id"], where=Q(batch_id__isnull=False), name="asyncq_batch_id"),
+            # By their ends: what is pruned asks whether one is live, or has finished later.
+            PartialIndex(
+                fields=["workflow_id", "finished_at"], where=Q(workflow_id__isnull=False), name="asyncq_workflow"
+            ),
             PartialIndex(
                 fields=["is_remote", "id"],
                 where=Q(is_remote=True, finished_at__isnull=True),
@@ -412,7 +427,12 @@ class TaskRecord(models.Model):
     @property
     def is_batch(self) -> bool:
         """Whether the row is that of a batch: its members are the rows with its id as their `batch_id`."""
-        return self.waits_for is not None
+        return self.batch_size is not None
+
+    @property
+    def waits_for_tasks(self) -> bool:
+        """Whether the task is QUEUED and other tasks must finish before it: it has no entry in Redis."""
+        return bool(self.waits_for) and self.state == TaskState.QUEUED
 
     @property
     def is_in_batch(self) -> bool:
@@ -433,7 +453,7 @@ class TaskRecord(models.Model):
     def holds_slot(self) -> bool:
         """Whether the task, if it has a gate, holds a slot of it."""
         if self.state in (TaskState.QUEUED, TaskState.RUNNING):
-            return not self.reason
+            return not (self.reason or self.waits_for)
         return self.state == TaskState.FAILED and self.retry_at is not None and self.is_ordered
 
     @property

@@ -34,6 +34,7 @@ from ..core.guard import attempt
 from ..core.names import QUEUE_NAME
 from ..core.registry import every_task, load_task_modules
 from ..models import FailureReason, TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..storage.routing import rows_of
 
 # Alias and name.
@@ -88,11 +89,11 @@ def live_rows(
     if queue:
         rows = rows.filter(queue_name=queue)
     queued = Q(state=TaskState.QUEUED)
-    # What waits for a slot of its gate has no entry that a worker could take.
+    # What waits for a slot of its gate, or for other tasks, has no entry that a worker could take.
     ready = queued & Q(reason=FailureReason.NONE)
-    due = ready & Q(after_id=None, batch_id=None, is_remote=False) & is_due(now)
-    remote = ready & Q(is_remote=True) & is_due(now)
-    in_group = ~Q(group="") & Q(waits_for=None)
+    due = ready & Q(IS_READY, after_id=None, batch_id=None, is_remote=False) & is_due(now)
+    remote = ready & Q(IS_READY, is_remote=True) & is_due(now)
+    in_group = ~Q(group="") & Q(batch_size=None)
     found = rows.values_list("backend", "queue_name").annotate(
         queued=Count("id", filter=queued),
         running=Count("id", filter=Q(state=TaskState.RUNNING)),

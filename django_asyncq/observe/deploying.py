@@ -138,7 +138,7 @@ def _groups() -> list[dict[str, Any]]:
         forms = {"of_args": _Form("args"), "of_kwargs": _Form("kwargs")}
     # The arguments of a message of another program are those of the message.
     is_wired = ExpressionWrapper(Q(wire_id__isnull=False), output_field=BooleanField())
-    rows = rows_of(TaskRecord).filter(LIVE, is_remote=False, waits_for=None).annotate(is_wired=is_wired, **forms)
+    rows = rows_of(TaskRecord).filter(LIVE, is_remote=False, batch_size=None).annotate(is_wired=is_wired, **forms)
     text = Cast("id", CharField())
     found = rows.order_by().values(*GROUPED, "is_wired", *forms)
     return list(found.annotate(total=Count("id"), oldest=Min(text), newest=Max(text)).order_by("name", "version"))

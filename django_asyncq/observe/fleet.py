@@ -118,7 +118,7 @@ class Fleet:
             return found
         queued = rows_of(TaskRecord).filter(state=TaskState.QUEUED)
         own = ("backend", "queue_name", "name", "version")
-        columns = (*own, "run_after", "after_id", "batch_id", "is_remote")
+        columns = (*own, "run_after", "after_id", "batch_id", "is_remote", "waits_for")
         for order in (("state", "id"), ("-state", "-id")):
             # Sliced before it is judged, so that what waits for other tasks is not passed over row by row.
             for row in queued.order_by(*order).values_list(*columns)[:MOST_WAITING]:

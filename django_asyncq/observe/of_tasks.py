@@ -264,6 +264,7 @@ class Tasks:
             outcome.done.extend(record.id for record in result.retried)
             outcome.refused.update({record.id: f"its gate {record.gate} is full" for record in result.full})
             outcome.refused.update(dict.fromkeys(result.not_failed, "it has not failed"))
+            outcome.refused.update({record.id: "a task that it waits for has failed" for record in result.blocked})
             taken = {each.record.id: "another task holds its unique key" for each in result.taken}
             outcome.refused.update(taken)
         return outcome

@@ -21,6 +21,7 @@ from ..core import names
 from ..core.aliases import DEFAULT_ALIAS, is_redis_used, one_alias_per_prefix, uses_redis
 from ..exceptions import AsyncqError, InvalidOption, StillRunning
 from ..models import Pause, PauseKind, TaskRecord, TaskState
+from ..models.tasks import IS_READY
 from ..storage.routing import rows_of, writing_database
 
 POLL_SECONDS = 0.1
@@ -110,8 +111,9 @@ def _of_task(name: str) -> set[str]:
 
 
 def _in_gate(name: str) -> set[str]:
-    # A follower gets its slot when it moves up.
-    rows = rows_of(TaskRecord).at_gate(name).filter(state__in=(TaskState.QUEUED, TaskState.RUNNING), after_id=None)
+    # A follower gets its slot when it moves up, and what waits for tasks when it waits for none.
+    live = {"state__in": (TaskState.QUEUED, TaskState.RUNNING), "after_id": None}
+    rows = rows_of(TaskRecord).at_gate(name).filter(IS_READY, **live)
     found = {str(id) for id in rows.values_list("id", flat=True)}
     if is_redis_used():
         now = redis_clock.seconds("producer")

@@ -25,6 +25,7 @@ class Keeper(Enum):
 
     DELAYED = "it is delayed: due in {seconds:,} s"
     FOLLOWS = "it waits for the task {subject}"
+    PARENTS = "it waits for tasks that must finish before it: {subject}"
     BATCHED = "it runs with others, in the batch {subject}"
     REMOTE = "another program runs it"
     UNKNOWN = "no running worker has the code of {subject}"
@@ -123,6 +124,8 @@ def _of_waiting(row: TaskRecord, fleet: Fleet) -> Why:
 
 
 def _of_queued(row: TaskRecord, fleet: Fleet) -> Why:
+    if row.waits_for:
+        return Why(Keeper.PARENTS, f"{row.waits_for:,}")
     if row.after_id is not None:
         return Why(Keeper.FOLLOWS, str(row.after_id))
     if row.batch_id is not None:

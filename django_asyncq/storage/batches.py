@@ -112,6 +112,11 @@ _decode = json.JSONDecoder().decode
 GUARD = "CASE t.state WHEN 1 THEN t.fence = v.held_fence WHEN 0 THEN t.fence = v.read_fence ELSE false END"
 
 
+# Of a run that has read its row as that of no workflow: since then it may have got tasks that wait for it, which the
+# write of its outcome must count (`lifecycle.children`).
+UNLINKED_GUARD = f"({GUARD}) AND t.workflow_id IS NULL"
+
+
 class FencedWrite(NamedTuple):
     """A row to write, and the fence that its run holds (`record.fence` may be higher already).
 
@@ -185,18 +190,26 @@ def _converter(field: Field[Any, Any], connection: BaseDatabaseWrapper) -> Calla
 
 
 def write_fenced(
-    writes: Sequence[FencedWrite], database: str, *, patient: bool = True, changes: Changes = ()
+    writes: Sequence[FencedWrite],
+    database: str,
+    *,
+    patient: bool = True,
+    changes: Changes = (),
+    unlinked: bool = False,
 ) -> set[UUID]:
     """Write the rows that their run still holds; return their ids.
 
     A write that is in the row already, because an earlier reply was lost, counts as done.
     patient: wait for a row that another transaction has locked, as long as the server does. Otherwise the database
     soon refuses the whole statement, which kind_of() calls AGAIN; on SQLite nothing changes.
-    changes: which all of the rows make, beside those that their records say.
+    changes: which all of the rows make, beside those that their records say. unlinked: write only rows that are of no
+    workflow.
     """
+    guard = UNLINKED_GUARD if unlinked else GUARD
     accepted: set[UUID] = set()
     for start in range(0, len(writes), ROWS_PER_STATEMENT):
-        accepted |= _write_chunk(writes[start : start + ROWS_PER_STATEMENT], database, patient=patient, more=changes)
+        part = writes[start : start + ROWS_PER_STATEMENT]
+        accepted |= _write_chunk(part, database, patient=patient, more=changes, guard=guard)
     return accepted
 
 
@@ -209,17 +222,19 @@ def write_usable(writes: Sequence[FencedWrite], database: str) -> set[UUID]:
     return set(each_alone(table_of(TaskRecord), writes, write, key=lambda write: write.record.id, database=database))
 
 
-def _write_chunk(writes: Sequence[FencedWrite], database: str, *, patient: bool, more: Changes) -> set[UUID]:
+def _write_chunk(
+    writes: Sequence[FencedWrite], database: str, *, patient: bool, more: Changes, guard: str
+) -> set[UUID]:
     connection = connections[database]
     changes = tuple([each for each in OPTIONAL if _makes(each, writes)]) + more
     if [write for write in writes if write.record.is_upgraded]:
         changes += UPGRADED
     if connection.vendor == "mysql":
-        sql, parameters = _joined_update(writes, changes, connection)
+        sql, parameters = _joined_update(writes, changes, connection, guard)
         with connection.cursor() as cursor:
             cursor.execute(sql if patient else _impatient(sql, connection), parameters)
         return _already_written(writes, database)
-    sql, parameters = _returning_update(writes, changes, connection, patient=patient)
+    sql, parameters = _returning_update(writes, changes, connection, guard, patient=patient)
     identity = TaskRecord._meta.get_field("id")
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
@@ -267,17 +282,17 @@ def _shape(changes: Changes) -> _Shape:
 
 
 def _returning_update(
-    writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper, *, patient: bool
+    writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper, guard: str, *, patient: bool
 ) -> tuple[str, list[Any]]:
     """Return the UPDATE … FROM a list of rows RETURNING the changed ids, for PostgreSQL and SQLite 3.35."""
     if connection.vendor == "postgresql":
-        return _update_from_json(connection.alias, changes, patient=patient), [_json_of(writes, changes)]
+        return _update_from_json(connection.alias, changes, guard, patient=patient), [_json_of(writes, changes)]
     rows, parameters = _values(writes, changes, connection)
-    return _update_from(rows, changes, connection), parameters
+    return _update_from(rows, changes, connection, guard), parameters
 
 
 @cache
-def _update_from_json(database: str, changes: Changes, *, patient: bool) -> str:
+def _update_from_json(database: str, changes: Changes, guard: str, *, patient: bool) -> str:
     """Return PostgreSQL's statement, which gets the rows as one JSON text and reads it with the columns' types.
 
     If it is not patient, it sets how long it waits for a lock, for its transaction alone: a SET would be a round trip
@@ -287,16 +302,16 @@ def _update_from_json(database: str, changes: Changes, *, patient: bool) -> str:
     types = [field.db_type(connection) for field in shape.fields] + ["bigint", "bigint"]
     columns = ", ".join(f"{name} {type}" for name, type in zip(shape.names, types, strict=True))
     limit = "" if patient else f"set_config('lock_timeout', '{LOCK_MILLISECONDS}', true), "
-    return _update_from(f"SELECT r.* FROM {limit}json_to_recordset(%s) AS r ({columns})", changes, connection)
+    return _update_from(f"SELECT r.* FROM {limit}json_to_recordset(%s) AS r ({columns})", changes, connection, guard)
 
 
-def _update_from(rows: str, changes: Changes, connection: BaseDatabaseWrapper) -> str:
+def _update_from(rows: str, changes: Changes, connection: BaseDatabaseWrapper, guard: str) -> str:
     shape = _shape(changes)
     assignments = ", ".join(f"{column} = {value}" for column, value in shape.assignments)
     return (  # only names from the model; every value is a parameter
         f"WITH v (task_id, {', '.join(shape.names[1:])}) AS ({rows}) "
         f"UPDATE {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t SET {assignments} "
-        f"FROM v WHERE t.id = v.task_id AND ({GUARD}) RETURNING id"
+        f"FROM v WHERE t.id = v.task_id AND ({guard}) RETURNING id"
     )
 
 
@@ -317,7 +332,7 @@ def _values(writes: Sequence[FencedWrite], changes: Changes, connection: BaseDat
 
 
 def _joined_update(
-    writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper
+    writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper, guard: str
 ) -> tuple[str, list[Any]]:
     """Return the UPDATE … JOIN a derived table, for MySQL and MariaDB, which cannot return the changed ids."""
     shape, rows = _shape(changes), list(_rows(writes, changes, connection))
@@ -329,7 +344,7 @@ def _joined_update(
         f"UPDATE ({' UNION ALL '.join([first_row] + [plain_row] * (len(rows) - 1))}) AS v "
         f"STRAIGHT_JOIN {connection.ops.quote_name(TaskRecord._meta.db_table)} AS t "
         f"FORCE INDEX FOR JOIN (PRIMARY) ON t.id = v.id "
-        f"SET {assignments} WHERE {GUARD}"
+        f"SET {assignments} WHERE {guard}"
     )
     return sql, [value for row in rows for value in row]
 
@@ -353,6 +368,14 @@ def shorten_waits(connection: BaseDatabaseWrapper) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
         _shortened[connection] = connection.connection
+
+
+def limit_waits(connection: BaseDatabaseWrapper, milliseconds: int = LOCK_MILLISECONDS) -> None:
+    """Have the next statements of the transaction wait for a lock so long at most; on MySQL for a second."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(milliseconds)])
+    shorten_waits(connection)
 
 
 def _rows(writes: Sequence[FencedWrite], changes: Changes, connection: BaseDatabaseWrapper) -> Iterator[list[Any]]:

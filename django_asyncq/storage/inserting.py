@@ -11,7 +11,7 @@ module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -24,10 +24,11 @@ from django.db.models.signals import post_save, pre_save
 from ..core.fields import AFTER_NOW, MICROSECOND, StoredJSONEncoder, as_stored, sql_after_now
 from ..core.payload import check_depth
 from ..core.time import Delay
-from ..models import TaskRecord
+from ..models import TaskEdge, TaskRecord
 from . import database_clock
 
 ROWS_PER_STATEMENT = 1000
+EDGES_PER_STATEMENT = 5000
 # MariaDB calls JSON with 32 levels invalid, measured with 10.11; its error would not say what to do.
 MARIADB_LEVELS = 31
 
@@ -277,3 +278,27 @@ def _unless_there(connection: BaseDatabaseWrapper) -> str:
     return (
         f" ON DUPLICATE KEY UPDATE {id} = {id}" if connection.vendor == "mysql" else f" ON CONFLICT ({id}) DO NOTHING"
     )
+
+
+def insert_edges(records: Iterable[TaskRecord], connection: BaseDatabaseWrapper) -> None:
+    """Insert what new tasks wait for, in the caller's transaction. No signal of a model is sent."""
+    edges = [
+        (edge.parent.id, record.id, edge.name, edge.position, edge.runs_anyway)
+        for record in records
+        for edge in record.edges
+    ]
+    names = ("parent_id", "child_id", "name", "position", "runs_anyway")
+    if connection.vendor != "postgresql":
+        made = [TaskEdge(**dict(zip(names, edge, strict=True))) for edge in edges]
+        TaskEdge.objects.using(connection.alias).bulk_create(made, batch_size=EDGES_PER_STATEMENT)
+        return
+    types = [str(TaskEdge._meta.get_field(name).db_type(connection)).split("(")[0] for name in names]
+    shape = ", ".join(f"{name} {type}" for name, type in zip(names, types, strict=True))
+    sql = (
+        f"INSERT INTO {connection.ops.quote_name(TaskEdge._meta.db_table)} ({', '.join(names)}) "
+        f"SELECT {', '.join(names)} FROM json_to_recordset(%s) AS rows ({shape})"
+    )
+    with connection.cursor() as cursor:
+        for start in range(0, len(edges), EDGES_PER_STATEMENT):
+            part = edges[start : start + EDGES_PER_STATEMENT]
+            cursor.execute(sql, [_json.encode([dict(zip(names, edge, strict=True)) for edge in part])])

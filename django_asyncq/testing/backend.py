@@ -7,11 +7,12 @@ while user modules are being imported, so it must not import models at the top.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial as with_arguments
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asgiref.sync import sync_to_async
 
-from ..backend import AsyncqBackend, Option
+from ..backend import AsyncqBackend, Node, Option
 from ..core import django_internals
 from ..core.time import Duration
 from ..tasks import Arguments
@@ -58,12 +59,16 @@ class TestBackend(AsyncqBackend):
 
         Raises: as `AsyncqBackend.enqueue`; what a task raises is in its result.
         """
-        if self.options.get("mode") != "immediate":
-            return super().enqueue_many(task, calls, partial=partial)
-        from .running import run_enqueued
+        return self._run(with_arguments(super().enqueue_many, task, calls, partial=partial))
 
-        def enqueue() -> list[Any]:
-            return super(TestBackend, self).enqueue_many(task, calls, partial=partial)
+    def enqueue_steps(self, nodes: Sequence[Node]) -> list[Any]:
+        """Do the same for calls that wait for each other."""
+        return self._run(with_arguments(super().enqueue_steps, nodes))
+
+    def _run(self, enqueue: Callable[[], list[Any]]) -> list[Any]:
+        if self.options.get("mode") != "immediate":
+            return enqueue()
+        from .running import run_enqueued
 
         return run_enqueued(self.alias, enqueue)
 

@@ -45,6 +45,7 @@ from ..core.schedules import declared_schedules
 from ..core.time import moment_after
 from ..exceptions import InvalidOption, LeaseLost, TaskNotRegistered, TooManyRuns, WaitTimeout
 from ..models import FailureReason, Schedule, TaskRecord, TaskRecordQuerySet, TaskState
+from ..models.tasks import IS_READY
 from ..observe.waits import refuse_deadlocks, results_by_id, take_outcomes, values_of
 from ..results import result_of
 from ..scheduling.scheduler import Scheduler
@@ -365,6 +366,8 @@ def _run(alias: str, results: Sequence[Any]) -> None:
     if keys := set(rows.filter(wanted).exclude(unique_key="").values_list("unique_key", flat=True)):
         # Those that follow them, which a body may enqueue.
         wanted |= Q(unique_key__in=keys)
+    # Those that wait for these, which a body may enqueue too.
+    wanted |= Q(workflow_id__in=rows.filter(wanted, workflow_id__isnull=False).values("workflow_id"))
     if groups := set(rows.filter(wanted).exclude(group="").values_list("group", flat=True)):
         # A call may be the one that fills its group.
         wanted |= Q(group__in=groups)
@@ -439,7 +442,7 @@ class Runner(RunSteps):
         if not memory_broker.is_reachable():
             return None
         times = [
-            *self.rows.queued().filter(run_after__isnull=False).values_list("run_after", flat=True),
+            *self.rows.queued().filter(IS_READY, run_after__isnull=False).values_list("run_after", flat=True),
             *self.rows.retrying().values_list("retry_at", flat=True),
             *self._unfinished().filter(expires_at__isnull=False).values_list("expires_at", flat=True),
             # Throttled tasks that others follow.
@@ -495,8 +498,8 @@ class Runner(RunSteps):
         """Return the tasks that wait in a group, in the order in which they joined it."""
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
         # The group of a remote task is another program's.
-        rows = self.rows.queued().filter(is_due, after_id=None, batch_id=None, waits_for=None, is_remote=False)
-        rows = rows.filter(reason=FailureReason.NONE)
+        rows = self.rows.queued().filter(is_due, after_id=None, batch_id=None, batch_size=None, is_remote=False)
+        rows = rows.filter(IS_READY, reason=FailureReason.NONE)
         return [record for record in rows.exclude(group="").order_by("id") if lifecycle.place_of(record) is not None]
 
     def _form_batches(self) -> None:
@@ -513,7 +516,7 @@ class Runner(RunSteps):
         """Return the task that a worker would claim first: by priority, then in fair order, then by its age."""
         is_due = Q(run_after=None) | Q(run_after__lte=self._looked_at)
         due = self.rows.queued().filter(is_due, after_id=None, batch_id=None, is_remote=False)
-        due = due.exclude(is_paused()).filter(reason=FailureReason.NONE)
+        due = due.exclude(is_paused()).filter(IS_READY, reason=FailureReason.NONE)
         self._rated = {id: at for id, at in self._rated.items() if at > self._looked_at}
         while True:
             found = self._first_id(due.exclude(id__in={*self._unreadable, *self._in_groups, *self._rated}))

@@ -49,7 +49,7 @@ def arguments_of(job: Job) -> tuple[list[Any], dict[str, Any], str | None]:
     """
     record = job.run.record
     if job.task.batch is None:
-        if record.waits_for is not None:
+        if record.batch_size is not None:
             # Its members then run by themselves.
             job.run.members = []
             raise TaskNotRunnable("the row is that of a batch, and the code of the task has none any more")

@@ -123,7 +123,7 @@ def every_record(outcomes: Iterable[Outcome]) -> list[TaskRecord]:
 def apply(outcome: Outcome) -> None:
     """Change the row in memory as the outcome says."""
     job, run, exception = outcome.job, outcome.job.run, outcome.exception
-    if run.record.waits_for is not None and outcome.kind is OutcomeKind.ENDED:
+    if run.record.batch_size is not None and outcome.kind is OutcomeKind.ENDED:
         if exception is not None:
             fail_batch(job, exception, outcome.finished_at)
             return

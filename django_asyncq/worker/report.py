@@ -450,7 +450,7 @@ class Reporter(LongLivedThread):
             run = outcome.job.run
             if run.record.state != TaskState.RUNNING:
                 continue  # applied before, in a batch that failed
-            if outcome.exception is None and run.record.waits_for is None:
+            if outcome.exception is None and run.record.batch_size is None:
                 lifecycle.succeed(run, outcome.value, outcome.finished_at)
             else:
                 contextvars.copy_context().run(apply, outcome)  # it calls the task's backoff

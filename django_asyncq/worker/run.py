@@ -120,7 +120,9 @@ class RunSteps(ABC):
         # Checked again where the function is called. Here, so that no receiver hears of a start that comes too late.
         if record.expires_at is not None or job.run.members:
             refuse_late(job, [])
-        is_single = job.task.batch is None and record.waits_for is None
+        if job.run.unfit is not None:
+            raise job.run.unfit
+        is_single = job.task.batch is None and record.batch_size is None
         arguments, keywords, wire_type = arguments_of_row(job, record) if is_single else arguments_of(job)
         job.shown = result = result_of(record, declared=job.task)
         try:

@@ -94,7 +94,7 @@ def test_a_batch_and_its_calls_link_to_each_other(viewer: Client) -> None:
     """The calls are found by an address that an action takes too."""
     batch = uuid7()
     members = [make(TaskState.QUEUED, batch_id=batch) for _ in range(2)]
-    make(TaskState.QUEUED, id=batch, waits_for=2)
+    make(TaskState.QUEUED, id=batch, batch_size=2)
     page = viewer.get(f"{LIST}{batch}/change/").content.decode()
     (address,) = [unescape(each) for each in re.findall(r'href="([^"]*batch=[^"]*)"', page)]
     assert {row.pk for row in viewer.get(address).context["cl"].result_list} == {row.pk for row in members}

@@ -1,12 +1,12 @@
-"""Run `python -m tests.benchmarks compare`, `… beside` or `… waiters`; see README.md in this folder."""
+"""Run `python -m tests.benchmarks compare`, `… beside`, `… waiters` or `… workflows`; see README.md in this folder."""
 
 from __future__ import annotations
 
 import sys
 
-from . import beside, compare, waiters
+from . import beside, compare, waiters, workflows
 
-COMMANDS = {"compare": compare, "beside": beside, "waiters": waiters}
+COMMANDS = {"compare": compare, "beside": beside, "waiters": waiters, "workflows": workflows}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS:

@@ -257,7 +257,7 @@ class Step(NamedTuple):
 
 def names_of_batch() -> dict[str, str]:
     """Return the Go name of the batch."""
-    return {str(TaskRecord.objects.get(waits_for__isnull=False).id): AGGREGATED}
+    return {str(TaskRecord.objects.get(batch_size__isnull=False).id): AGGREGATED}
 
 
 STEPS = {

@@ -269,7 +269,7 @@ def test_lines_are_deleted_with_the_row() -> None:
     assert sum(Pruner(Broker()).prune_tasks()) == 1
     assert set(TaskLogLine.objects.values_list("task_id", flat=True)) == set(ids[2:])
     TaskRecord.objects.filter(id=ids[2])._raw_delete(connection.alias)
-    assert sum(Pruner(Broker()).prune_log_lines()) == 1
+    assert sum(Pruner(Broker()).prune_leftovers(TaskLogLine, "task_id")) == 1
     assert set(TaskLogLine.objects.values_list("task_id", flat=True)) == {ids[3]}
 
 

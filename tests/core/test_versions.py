@@ -187,7 +187,7 @@ class TestRuns:
         for order in (7, 8):
             row("shop.tasks.gathers", 1, order, group="shop.tasks.gathers")
         run_tasks(until=timedelta(minutes=5))
-        assert TaskRecord.objects.filter(waits_for=2, state=TaskState.SUCCEEDED).count() == 1
+        assert TaskRecord.objects.filter(batch_size=2, state=TaskState.SUCCEEDED).count() == 1
         assert declared_retentions()["shop.tasks.gathers"] == old
 
     def test_calls_of_two_versions_are_two_batches(self) -> None:
@@ -195,8 +195,8 @@ class TestRuns:
         name = "tests.core.test_versions.gathers"
         rows = [row(name, version, "7 USD", group=name) for version in (1, 3, 1, 3)]
         batches = lifecycle.make_batches(rows)
-        assert [(batch.version, batch.waits_for) for batch in batches] == [(1, 2), (3, 2)]
-        assert {batch.version for batch in TaskRecord.objects.filter(waits_for=2)} == {1, 3}
+        assert [(batch.version, batch.batch_size) for batch in batches] == [(1, 2), (3, 2)]
+        assert {batch.version for batch in TaskRecord.objects.filter(batch_size=2)} == {1, 3}
 
     def test_a_schedule_of_older_code_fires_with_new_arguments(self) -> None:
         """By the task's former name; the row of the schedule keeps what a person has entered."""

@@ -52,11 +52,11 @@ def add(client: redis.Redis, *ids: str, type: str = "event:add", group: str = "g
 
 def form(queue: str = QUEUE) -> list[TaskRecord]:
     interop.form_batches(Broker(), queue)
-    return list(TaskRecord.objects.filter(waits_for__isnull=False).order_by("id"))
+    return list(TaskRecord.objects.filter(batch_size__isnull=False).order_by("id"))
 
 
 def rows() -> dict[str, TaskRecord]:
-    return {row.redis_id: row for row in TaskRecord.objects.filter(waits_for=None)}
+    return {row.redis_id: row for row in TaskRecord.objects.filter(batch_size=None)}
 
 
 def test_a_full_group_of_another_program_becomes_a_batch(redis_client: redis.Redis, keys: QueueKeys) -> None:
@@ -66,7 +66,7 @@ def test_a_full_group_of_another_program_becomes_a_batch(redis_client: redis.Red
     assert rows() == {}
     add(redis_client, "c")
     (batch,) = form()
-    assert (batch.name, batch.queue_name, batch.group, batch.waits_for) == (
+    assert (batch.name, batch.queue_name, batch.group, batch.batch_size) == (
         wire_tasks.events.module_path,
         QUEUE,
         "g",
@@ -85,7 +85,7 @@ def test_a_group_is_ripe_when_its_first_member_has_waited(redis_client: redis.Re
     """By the times that the other program has written."""
     add(redis_client, "a", "b")
     go_client.age_group(redis_client, QUEUE, "g", 61)
-    assert [batch.waits_for for batch in form()] == [2]
+    assert [batch.batch_size for batch in form()] == [2]
 
 
 @pytest.mark.parametrize("point", ["adopt.row_inserted", "batch.rows_written"])
@@ -159,7 +159,7 @@ def test_a_member_that_cannot_be_run_has_a_failed_row(redis_client: redis.Redis,
     go_client.add_to_group(redis_client, QUEUE, "g", "event:add", b"{not json", id="bad")
     (batch,) = form()
     found = rows()
-    assert batch.waits_for == 2
+    assert batch.batch_size == 2
     assert (found["bad"].state, found["bad"].retry_at, found["bad"].batch_id) == (FAILED, None, None)
     assert "JSON" in found["bad"].errors[-1]["message"]
     assert not redis_client.exists(keys.task("bad"), keys.group("g"))
@@ -176,7 +176,7 @@ def test_strangers_in_a_group_keep_nobody_waiting(redis_client: redis.Redis, key
     assert formed == 0
     assert seconds is not None and seconds > 1
     redis_client.zadd(keys.group_due, {"g": 0})
-    assert [batch.waits_for for batch in form()] == [3]
+    assert [batch.batch_size for batch in form()] == [3]
     assert set(rows()) == {"a", "b", "c"}
     assert [redis_client.hgetall(keys.task(id)) for id in "xyz"] == strangers
     assert redis_client.zcard(keys.group("g")) == 3
@@ -186,7 +186,7 @@ def test_a_full_gate_leaves_members_in_the_group(redis_client: redis.Redis, keys
     """They get no row, and are looked at again later."""
     add(redis_client, "a", "b", "c", type="event:gated")
     (batch,) = form()
-    assert (batch.waits_for, len(rows())) == (1, 1)
+    assert (batch.batch_size, len(rows())) == (1, 1)
     assert redis_client.zcard(keys.group("g")) == 2
     _, seconds = interop.form_batches(Broker(), QUEUE)
     assert seconds is None or seconds > 1
@@ -229,7 +229,7 @@ def test_a_name_too_long_for_a_row_is_a_digest_there(redis_client: redis.Redis, 
     group = "ü\n:{x}:" * 60
     add(redis_client, "a", "b:c", "{d}", group=group)
     (batch,) = form()
-    assert batch.waits_for == 3
+    assert batch.batch_size == 3
     assert len(batch.group) <= 200
     assert not redis_client.exists(keys.group(group))
 

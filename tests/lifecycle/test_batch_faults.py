@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def left() -> int:
     """How many calls have not finished."""
-    return TaskRecord.objects.filter(waits_for=None, finished_at__isnull=True).count()
+    return TaskRecord.objects.filter(batch_size=None, finished_at__isnull=True).count()
 
 
 def kill_one(fleet: Workers, chance: random.Random) -> None:
@@ -48,12 +48,12 @@ def check(count: int, kills: int, seconds: float, tmp_path: Path, monkeypatch: p
         slow.unlink()
         wait_until(lambda: not left(), "the end of all calls", seconds)
         fleet.stop()
-    states = Counter(TaskRecord.objects.filter(waits_for=None).values_list("state", flat=True))
+    states = Counter(TaskRecord.objects.filter(batch_size=None).values_list("state", flat=True))
     assert states == {TaskState.SUCCEEDED: count - 1, TaskState.FAILED: 1}
     poison.refresh()
     row = TaskRecord.objects.get(id=poison.id)
     assert (row.state, row.reason) == (TaskState.FAILED, FailureReason.WORKER_LOST)
-    assert not TaskRecord.objects.filter(waits_for__isnull=False, finished_at__isnull=True).exists()
+    assert not TaskRecord.objects.filter(batch_size__isnull=False, finished_at__isnull=True).exists()
 
 
 def test_one_poisonous_call_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_a_full_group_becomes_a_batch(keys: QueueKeys) -> None:
     """As many as its size, those that came first; the others wait on, and the name of the group stays."""
     records = enqueued(4)
     (batch,) = formed()
-    assert (batch.name, batch.state, batch.waits_for, batch.is_batch) == (GROUP, QUEUED, 3, True)
+    assert (batch.name, batch.state, batch.batch_size, batch.is_batch) == (GROUP, QUEUED, 3, True)
     assert members_of(batch) == records[:3]
     client = Broker().client
     assert client.lrange(keys.pending, 0, -1) == [str(batch.id).encode()]
@@ -177,7 +177,7 @@ def test_a_full_group_becomes_a_batch(keys: QueueKeys) -> None:
 def test_two_batches_of_a_backlog_are_made_at_once(keys: QueueKeys) -> None:
     """An emptied group leaves nothing in Redis."""
     enqueued(6)
-    assert [batch.waits_for for batch in formed()] == [3, 3]
+    assert [batch.batch_size for batch in formed()] == [3, 3]
     assert not Broker().client.exists(keys.groups, keys.group_due, keys.group_rules, keys.aggregation_sets)
 
 
@@ -192,16 +192,16 @@ def test_a_group_is_ripe_when_its_first_call_has_waited(keys: QueueKeys) -> None
     assert seconds is not None
     assert seconds <= 0.05
     wait_until(formed, "a batch")
-    (batch,) = TaskRecord.objects.filter(waits_for__isnull=False)
-    assert (batch.group, batch.waits_for) == ("tests.batch_tasks.per_account:a", 1)
+    (batch,) = TaskRecord.objects.filter(batch_size__isnull=False)
+    assert (batch.group, batch.batch_size) == ("tests.batch_tasks.per_account:a", 1)
 
 
 def test_only_calls_of_one_account_run_together() -> None:
     """`per` decides."""
     of = batch_tasks.per_account
     of.enqueue_many([{"account": "a"}, {"account": "b"}, {"account": "a"}])
-    wait_until(lambda: formed() or TaskRecord.objects.filter(waits_for__isnull=False).count() == 2, "two batches")
-    found = TaskRecord.objects.filter(waits_for__isnull=False).values_list("group", "waits_for")
+    wait_until(lambda: formed() or TaskRecord.objects.filter(batch_size__isnull=False).count() == 2, "two batches")
+    found = TaskRecord.objects.filter(batch_size__isnull=False).values_list("group", "batch_size")
     assert sorted(found) == [(f"{of.module_path}:a", 2), (f"{of.module_path}:b", 1)]
 
 
@@ -233,7 +233,7 @@ def test_a_rowless_member_of_our_group_goes_back(keys: QueueKeys) -> None:
     Groups().add("default", GROUP, [Entry("of Go", b"m")], rules="")
     enqueued(2)
     (batch,) = formed()
-    assert batch.waits_for == 2
+    assert batch.batch_size == 2
     client = Broker().client
     assert client.zrange(keys.group(GROUP), 0, -1) == [b"of Go"]
     assert client.hget(keys.task("of Go"), "state") == b"aggregating"
@@ -242,7 +242,7 @@ def test_a_rowless_member_of_our_group_goes_back(keys: QueueKeys) -> None:
     enqueued(3)
     # Three of the four; the one of Go may be among them, and makes nobody's turn come sooner.
     (batch,) = formed()
-    assert batch.waits_for in (2, 3)
+    assert batch.batch_size in (2, 3)
     assert b"of Go" in client.zrange(keys.group(GROUP), 0, -1)
     assert formed() == []
 
@@ -679,7 +679,7 @@ def test_the_leader_makes_batches_of_all_queues() -> None:
     service = MaintenanceService([], single_instance=None)
     enqueued(3)
     assert service.form_batches() <= 60
-    assert TaskRecord.objects.filter(waits_for=3).count() == 1
+    assert TaskRecord.objects.filter(batch_size=3).count() == 1
 
 
 def test_without_such_tasks_the_loop_looks_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,12 @@ WAITS = {"retry_at": NOW, "reason": FailureReason.GATE_FULL, "gate": "narrow"}
 CASES: dict[Keeper, tuple[dict[str, Any], tuple[str, str] | None, str, str]] = {
     Keeper.DELAYED: ({"state": QUEUED, "run_after": LATER}, None, "due in 4 d", "it is delayed: due in 38"),
     Keeper.FOLLOWS: ({"state": QUEUED, "after_id": uuid7()}, None, "waits for …", "it waits for the task "),
+    Keeper.PARENTS: (
+        {"state": QUEUED, "waits_for": 3},
+        None,
+        "waits for 3 tasks",
+        "it waits for tasks that must finish",
+    ),
     Keeper.BATCHED: ({"state": QUEUED, "batch_id": uuid7()}, None, "runs in the batch …", "it runs with others"),
     Keeper.REMOTE: ({"state": QUEUED, "is_remote": True}, None, "run by another program", "another program runs it"),
     Keeper.UNKNOWN: (

@@ -44,6 +44,8 @@ LOOKS = {
     "with one reason": (ROWS.filter(state=TaskState.FAILED, reason=2).order_by("-id"), "asyncq_reason_id"),
     "with one error": (ROWS.failed().filter(last_exception="b.C").order_by("-id"), "asyncq_exception_id"),
     "by what another program calls it": (ROWS.filter(wire_id="order-7"), "asyncq_wire_id"),
+    "live ones of a workflow": (ROWS.filter(workflow_id=uuid7(), finished_at=None), "asyncq_workflow"),
+    "younger ones of a workflow": (ROWS.filter(workflow_id=uuid7(), finished_at__gt=timezone.now()), "asyncq_workflow"),
     # MySQL has looked the row up in the unique index before it plans.
     "with a unique slot": (ROWS.filter(unique_slot="a"), "asyncq_unique_slot|reading const tables"),
 }

@@ -22,10 +22,11 @@ from django.utils import timezone
 
 from django_asyncq import interop, lifecycle
 from django_asyncq.broker import Broker, Lease
+from django_asyncq.core.after import Edge, Parent
 from django_asyncq.fleet.reconciler import Reconciler
-from django_asyncq.lifecycle import dispatching, members
+from django_asyncq.lifecycle import children, dispatching, members
 from django_asyncq.lifecycle.base import Run
-from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.models import TaskEdge, TaskRecord, TaskState
 from django_asyncq.signals import task_state_changing
 from django_asyncq.storage import batches
 from django_asyncq.storage.matching import checked, rows_matching
@@ -76,7 +77,7 @@ def id_of(kind: int, row: str) -> str:
 
 def ids_of(kind: str, count: int = SOME) -> list[UUID]:
     """Return the ids of the first rows of a kind."""
-    return [UUID(f"0190000000007000800{KINDS[kind].number}{row:012x}") for row in range(1, count + 1)]
+    return [UUID(f"0190000000007000800{KINDS[kind].number:x}{row:012x}") for row in range(1, count + 1)]
 
 
 def rows(kind: str, count: int = SOME) -> list[TaskRecord]:
@@ -90,10 +91,11 @@ KINDS = {
     "late": Kind(2, {"state": "0", "expires_at": "now() - interval '1 hour'", "cancel_requested_at": "now()"}),
     "retrying": Kind(3, {"state": "3", "reason": "1", "retry_at": "now() - interval '1 second'"}),
     "running": Kind(4, {"state": "1", "fence": "1"}),
-    "batches": Kind(5, {"state": "0", "waits_for": "100"}, BATCHES),
+    "batches": Kind(5, {"state": "0", "batch_size": "100"}, BATCHES),
     "members": Kind(6, {"state": "1", "batch_id": id_of(5, f"1 + n % {BATCHES}")}),
     "orphans": Kind(7, {"state": "0", "batch_id": id_of(9, f"1 + n % {BATCHES}"), '"group"': "'g'"}),
     "remote": Kind(8, {"state": "0", "is_remote": "true"}),
+    "behind": Kind(10, {"state": "0", "waits_for": "2", "workflow_id": id_of(10, "n")}),
 }
 
 
@@ -208,6 +210,46 @@ def write_outcomes() -> None:
     assert len(batches.write_fenced([batches.FencedWrite(record, 1, 0) for record in found], "default")) == SOME
 
 
+def behind() -> list[UUID]:
+    """Put tasks behind others; return the ids of these."""
+    found = ids_of("retrying") + ids_of("running")
+    wanted = zip(found, [*ids_of("behind"), *ids_of("behind")], strict=True)
+    TaskEdge.objects.bulk_create([TaskEdge(parent_id=parent, child_id=child) for parent, child in wanted])
+    return found
+
+
+def settle() -> None:
+    """Count tasks out of those that wait for them, and fail some."""
+    ended = [children.Ended(id, NAME, "" if number % 2 else "has failed") for number, id in enumerate(behind())]
+    children.settle(ended)
+    assert TaskRecord.objects.filter(reason=6).exists()
+
+
+def settle_deleted() -> None:
+    """Ask those that wait for deleted tasks."""
+    behind()
+    children.settle_deleted(rows("running"))
+
+
+def enqueue_behind() -> None:
+    """Put new tasks behind others."""
+    parents = [Parent(id, "default") for id in ids_of("running")]
+    found = [TaskRecord(name=NAME) for _ in range(SOME)]
+    for record in found:
+        record.edges = tuple(Edge(parent, "", -1, runs_anyway=False) for parent in parents)
+    lifecycle.enqueue(found)
+    assert found[0].waits_for == SOME
+
+
+def retry_before_others() -> None:
+    """Bring back what has failed for retried tasks."""
+    behind()
+    late, final = {"reason": 6, "finished_at": timezone.now()}, {"retry_at": None, "finished_at": timezone.now()}
+    TaskRecord.objects.filter(id__in=ids_of("behind")).update(state=3, **late)
+    TaskRecord.objects.filter(id__in=ids_of("retrying")).update(workflow_id=ids_of("behind")[0], **final)
+    lifecycle.retry(ids_of("retrying"), by_person=True)
+
+
 def follow_remote() -> None:
     """Push what another program shall run and Redis does not know."""
     now = timezone.now()
@@ -241,6 +283,10 @@ ACTS: dict[str, Callable[[], Any]] = {
     "note remote tasks": lambda: dispatching.note_seen(rows("remote")),
     "follow remote tasks": follow_remote,
     "write outcomes": write_outcomes,
+    "settle": settle,
+    "settle what was deleted": settle_deleted,
+    "enqueue behind others": enqueue_behind,
+    "retry before others": retry_before_others,
     "prune": prune,
     "choose by ids": choose,
     "page of queued": lambda: next(Reconciler(Broker()).rows_to_push(young=False)),

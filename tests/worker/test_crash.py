@@ -22,7 +22,7 @@ import pytest
 from django.test import override_settings
 from django.utils import timezone
 
-from django_asyncq import conf, gates, lifecycle
+from django_asyncq import chain, conf, gates, group, lifecycle
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import alive_key
 from django_asyncq.broker.keys import keys_of as keys_of_queue
@@ -225,6 +225,7 @@ PRODUCERS: dict[str, tuple[str, int, int]] = {
     "build.gate_built": ("enqueue", 1, 0),
     "enqueue.slot_acquired": ("enqueue", 2, 0),
     "enqueue.row_inserted": ("enqueue", 2, 0),
+    "after.rows_inserted": ("enqueue_behind", 1, 0),
     "enqueue.committed": ("enqueue", 1, 2),
     "dispatch.slots_confirmed": ("enqueue_delayed", 1, 2),
     "dispatch.queue_pushed": ("enqueue", 1, 2),
@@ -324,9 +325,11 @@ WORKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "complete.committed": (lambda: exactly_once(), 1),
     "postpone.put_aside": (lambda: unknown(), 0),
     "follow.committed": (lambda: followed(), 1),
+    "settle.rows_counted": (lambda: behind(), 2),
+    "settle.committed": (lambda: behind(), 1),
 }
 # Only the auditor finds the slot of a task that was recorded by a worker that then died.
-RECORDED = ("report.row_written", "report.acknowledged", "complete.committed", "follow.committed")
+RECORDED = ("report.row_written", "report.acknowledged", "complete.committed", "follow.committed", "settle.committed")
 
 
 def exactly_once() -> None:
@@ -339,6 +342,12 @@ def followed() -> None:
     """Enqueue a task, and another one that waits for its key."""
     for _ in range(2):
         tasks.nap.using(unique="{seconds}", on_duplicate="follow", gate=GATE, queue_limit=5).enqueue(0)
+
+
+def behind() -> None:
+    """Enqueue a task, two that wait for it, and one that waits for these."""
+    task = tasks.nap.using(gate=GATE, queue_limit=5)
+    chain(task.step(0), group([task.step(0), task.step(0)]), task.step(0)).enqueue()
 
 
 def unknown() -> None:

@@ -11,6 +11,7 @@ from ...broker import Broker
 from ...core.aliases import DEFAULT_ALIAS
 from ...fleet.reconciler import Reconciler
 from ...models import FailureReason, TaskRecord, TaskState
+from ...models.tasks import IS_READY
 from ...observe.inspector import Inspector
 from ...storage.routing import rows_of
 from ..reading import counted
@@ -24,7 +25,7 @@ def _rebuild(printer: Printer, inspector: Inspector, options: dict[str, Any]) ->
     broker = Broker("worker", DEFAULT_ALIAS)
     broker.ping()
     # What waits at a gate is a row alone; what asks it later has a time.
-    pushed = Q(state=TaskState.QUEUED, reason=FailureReason.NONE, after_id=None)
+    pushed = Q(IS_READY, state=TaskState.QUEUED, reason=FailureReason.NONE, after_id=None)
     waiting = pushed | Q(state__in=(TaskState.QUEUED, TaskState.FAILED), retry_at__isnull=False)
     progress = printer.progress(rows_of(TaskRecord).filter(waiting).count())
     begun_at = time.monotonic()
