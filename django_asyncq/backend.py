@@ -26,7 +26,7 @@ from .core.calls import (
     Shape,
     called,
     check_binding,
-    gate_name,
+    gate_columns,
     passes_context,
     rate_name,
     shape_of,
@@ -280,7 +280,6 @@ class AsyncqBackend(compat.BaseTaskBackend):
             "priority": int(task.priority),
             "max_attempts": default_of(task, "max_attempts", self.options),
             "timeout_seconds": default_of(task, "timeout", self.options),
-            "queue_limit": task.queue_limit,
             "expected_seconds": task.expected_seconds,
             "soft_timeout_seconds": task.soft_timeout,
             "keep_logs": task.keep_logs,
@@ -306,7 +305,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
         columns |= {
             "args": given.args,
             "kwargs": given.kwargs,
-            "gate": gate_name(task, call.args, call.kwargs),
+            **gate_columns(task, call.args, call.kwargs),
             "group": "" if task.batch is None and task.group is None else group_of(task, given.args, given.kwargs),
         }
         if task.fair is not None:

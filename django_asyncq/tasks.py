@@ -40,9 +40,9 @@ from .core.foreign_words import OF_TASK, no_attribute, options_of, refuse_unknow
 from .core.names import PREFIX_MARK, PayloadKind, is_wire_name
 from .core.options import (
     MOST_WAITING,
-    GateSource,
     OnDuplicate,
     OnFull,
+    RateSource,
     TaskOptions,
     UniqueKey,
     UniqueUntil,
@@ -54,6 +54,7 @@ from .core.options import (
 from .core.policies import Backoff, Retention
 from .core.registry import why_unresolvable
 from .core.schedules import Declaration
+from .core.several_gates import GateSource, QueueLimit, as_tuple
 from .core.time import Duration, moment_after, seconds_of
 from .core.versions import Upgrade
 from .exceptions import InvalidArguments, InvalidOption, TaskNotRunnable
@@ -113,8 +114,9 @@ class Task(_FrameworkTask[P, R]):
     backoff: the time between attempts, or a callable (see `core.policies`); None means `ExponentialBackoff()`.
     retry_on, give_up_on: exception classes that are retried, or never retried, one or a tuple; give_up_on wins.
     on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
-    gate: the name of an admission limit, a format over the arguments, or a callable of the arguments.
-    queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    gate: the name of an admission limit, a format over the arguments, or a callable of the arguments; or a tuple of two
+    to four: the task then needs a slot of each. queue_limit: the limit of a gate that has no Gate row: one number, or a
+    tuple with one for each gate. expected_seconds: how long a run usually takes.
     on_full: "reject" a call at a full gate, or let it "wait"; max_waiting: how many may. ordered: a task keeps its slot
     between two attempts, so that with a limit of one the calls run in their order.
     fair: the key under which a call waits, a format over the arguments, or a callable of them: each key gets its share
@@ -154,7 +156,7 @@ class Task(_FrameworkTask[P, R]):
     on_missing: tuple[type[BaseException], ...] = ()
     timeout: float | None = None
     gate: GateSource | None = None
-    queue_limit: int | None = None
+    queue_limit: QueueLimit | None = None
     expected_seconds: float | None = None
     on_full: OnFull = "reject"
     max_waiting: int = MOST_WAITING
@@ -162,7 +164,7 @@ class Task(_FrameworkTask[P, R]):
     fair: FairKey | None = None
     fair_weight: FairWeight = 1
     rate: str | None = None
-    rate_per: GateSource | None = None
+    rate_per: RateSource | None = None
     burst: int = 1
     schedule: Declaration | Sequence[Declaration] | None = None
     schedulable: bool = False
@@ -207,6 +209,8 @@ class Task(_FrameworkTask[P, R]):
             object.__setattr__(self, option, seconds_of(getattr(self, option)))
         for option in ("retry_on", "give_up_on", "on_missing"):
             object.__setattr__(self, option, one_or_more(getattr(self, option)))
+        for option in ("gate", "queue_limit"):
+            object.__setattr__(self, option, as_tuple(getattr(self, option)))
         for option in ("sensitive", "aliases"):
             object.__setattr__(self, option, names_of(getattr(self, option)))
         check_options(self)
@@ -238,7 +242,7 @@ class Task(_FrameworkTask[P, R]):
         run_after: datetime | timedelta | None = None,
         backend: str | None = None,
         gate: GateSource | None = None,
-        queue_limit: int | None = None,
+        queue_limit: QueueLimit | None = None,
         expected_seconds: Duration | None = None,
         on_full: OnFull | None = None,
         max_waiting: int | None = None,
@@ -536,8 +540,9 @@ def task(
     backoff: the time between attempts, or a callable `(exception, result)` that returns it, or None to give up.
     retry_on, give_up_on: exception classes that are retried, or never retried, one or a tuple; give_up_on wins.
     on_missing: exception classes with which the task is discarded, as by `raise Discard(…)`, one or a tuple.
-    gate: the name of an admission limit, a format over the arguments such as "{model}", or a callable of them.
-    queue_limit: the gate's limit unless the gate has a Gate row. expected_seconds: how long a run usually takes.
+    gate: the name of an admission limit, a format over the arguments such as "{model}", or a callable of them; or a
+    tuple of two to four: the task needs a slot of each, and gets all or none. queue_limit: the limit of a gate that has
+    no Gate row: one number, or a tuple with one for each gate. expected_seconds: how long a run usually takes.
     on_full: what a call does at a full gate: "reject" (default) raises QueueFull, "wait" is accepted and waits for a
     slot. max_waiting: how many may wait (default 1,000). ordered: a task keeps its slot between two attempts: with
     `queue_limit=1` the calls run one at a time and in their order.

@@ -30,6 +30,16 @@ def enqueue(name: str, **options: Any) -> None:
             tasks.nap.using(queue_name=f"{name}-{number}", gate=name, queue_limit=5, **options).enqueue(0)
 
 
+def enqueue_at_several(name: str) -> None:
+    """One task of two gates."""
+    tasks.nap.using(gate=(name, f"{name}-b"), queue_limit=5).enqueue(0)
+
+
+def let_in_from_second(name: str) -> None:
+    """The leader's look at the second gate of a task."""
+    WaiterService(Broker("worker")).admit(f"{name}-b")
+
+
 def enqueue_delayed(name: str) -> None:
     """The same tasks, to run a moment later."""
     enqueue(name, run_after=timedelta(seconds=0.2))

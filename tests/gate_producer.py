@@ -25,17 +25,17 @@ from tests import tasks  # noqa: E402
 
 
 def naive_admit(
-    name: str, records: list[TaskRecord], *, mode: str, seconds: int, again: bool = False
+    of_tasks: Any, records: list[TaskRecord], *, mode: str, seconds: int, again: bool = False
 ) -> gates.Admission:
     """Stand in for `admit`, as the mutant: check first, then add."""
-    client = broker.Broker("producer").client
+    client, name = broker.Broker("producer").client, of_tasks[0].name
     key = gates.keys(name)[0]
     occupancy = client.zcard(key)
     limit = records[0].queue_limit or 0
     if occupancy >= limit and client.zscore(key, str(records[0].id)) is None:
         raise QueueFull(gate=name, limit=limit, occupancy=occupancy, retry_after=1)
     client.zadd(key, {str(record.id): int(time.time()) + 3600 for record in records})
-    return gates.Admission(set(), set(), limit, occupancy, 1.0, 0)
+    return gates.Admission({}, set(), limit, occupancy, 1.0, 0)
 
 
 def finish(record: TaskRecord) -> None:

@@ -83,9 +83,9 @@ MACHINE = {
     "reassert over an existing entry": Cut("reassert", "call('HEXISTS', key, 'msg') == 1", "false"),
     "forward that drops our retries": Cut("forward", "ARGV[4] == '1' and known[1] and", "false and"),
     "remove that leaves the lease": Cut("remove", "call('ZREM', KEYS[8], id)", ""),
-    "gate without the membership test": Cut("gate_acquire", "call('ZMSCORE', gate, unpack(ids))", "{}"),
-    "gate without a limit": Cut("gate_acquire", "math.max(limit - alive, 0)", "1000"),
-    "gate that admits some of all": Cut("gate_acquire", "ARGV[4] == 'all' and", "false and"),
+    "gate without the membership test": Cut("gate_acquire", "call('ZMSCORE', gate.members, unpack(ids))", "{}"),
+    "gate without a limit": Cut("gate_acquire", "math.max(gate.limit - gate.alive, 0)", "1000"),
+    "gate that admits some of all": Cut("gate_acquire", "mode == 'all' and", "false and"),
     "gate that is built empty": Cut("gate_build", "for i = 6, #ARGV, 2 do", "for i = 6, 5 do"),
     "gate that keeps its slots": Cut("gate_release", "call('ZREM', KEYS[1], unpack(released))", "#released"),
     "gate that lets an earlier run release": Cut("gate_release", "tonumber(fence) > (fence_of(retaken) or 0)", "true"),
@@ -93,9 +93,11 @@ MACHINE = {
 
 # Found by test_waiters.py, within a second each.
 WAITERS = {
-    "gate that lets new tasks come before waiters": Cut("gate_acquire", "in_order and waiting or 0\n", "0\n"),
-    "gate whose waiters overtake each other": Cut("gate_acquire", "call('ZRANK', waiters, id)", "0"),
-    "gate that keeps its waiters": Cut("gate_acquire", "call('ZREM', waiters, unpack(inside))", ""),
+    "gate that lets new tasks come before waiters": Cut(
+        "gate_acquire", "return gate.waiting + gate.behind, true", "return gate.behind, true"
+    ),
+    "gate whose waiters overtake each other": Cut("gate_acquire", "call('ZRANK', gate.waiters, ids[n])", "0"),
+    "gate that keeps its waiters": Cut("gate_acquire", "call('ZREM', gate.waiters, unpack(gate.inside))", ""),
     "gate whose waiters lose their place": Cut("gate_acquire", "'ZADD', waiters, 'NX',", "'ZADD', waiters,"),
     "look that leaves the order to lapse": Cut("gate_next", "call('HSET', KEYS[2], 'kept', now)", ""),
     "waiters that keep their order themselves": Cut("gate_acquire", "call('ZCARD', waiters) == 0", "true"),
@@ -146,16 +148,16 @@ CHAOS = {
     ],
     "no-gate-rebuild": [
         Cut("gate_acquire", "not known[1] or", ""),
-        Cut("gate_acquire", "now - (past(known[4], now) or 0) > tonumber(ARGV[5])", "false"),
+        Cut("gate_acquire", "now - (past(known[4], now) or 0) > tonumber(ARGV[3])", "false"),
     ],
     "no-fence": [Cut(script, FENCE, "") for script in ("done", "retry", "archive", "requeue")],
-    "deaf-gates": [Cut("gate_acquire", "local limit = whole(known[2] or ARGV[2])", "local limit = whole(ARGV[2])")],
     "forgetful-rates": [Cut("rate_take", "if is_new then", "if false then")],
+    "deaf-gates": [Cut("gate_acquire", "local limit = whole(known[2] or own_limit)", "local limit = whole(own_limit)")],
     "shrinking-ttl": [
         Cut(
             "gate_acquire",
-            "expire_later(gate, hold + 60)",
-            "call('EXPIRE', gate, hold)",
+            "expire_later(gate.members, (ARGV[1] == '0' and full_seconds or tonumber(ARGV[1])) + 60)",
+            "call('EXPIRE', gate.members, ARGV[1] == '0' and full_seconds or ARGV[1])",
         )
     ],
 }

@@ -335,9 +335,9 @@ FAILURES_SEARCHED = 2_000
 BEFORE, AFTER = "before", "after"
 SHOWN_ID_CHARACTERS, LONGEST_TERM = 8, 200
 SHOWN_IN_LIST = (
-    "id", "name", "queue_name", "state", "reason", "last_exception", "gate", "run_after", "retry_at", "attempt",
-    "max_attempts", "crash_count", "enqueued_at", "started_at", "finished_at", "backend", "is_remote", "worker_ids",
-    "last_attempted_at", "timeout_seconds", "after_id", "batch_id", "waits_for",
+    "id", "name", "queue_name", "state", "reason", "last_exception", "gate", "other_gates", "run_after", "retry_at",
+    "attempt", "max_attempts", "crash_count", "enqueued_at", "started_at", "finished_at", "backend", "is_remote",
+    "worker_ids", "last_attempted_at", "timeout_seconds", "after_id", "batch_id", "waits_for",
 )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ OVERDUE_SECONDS = 60
 WALLS_LISTED = 3
 MARK_CHARACTERS = 60
 RECORD_FIELDS = (
-    "id", "name", "state", "reason", "backend", "queue_name", "gate", "run_after", "retry_at", "attempt",
+    "id", "name", "state", "reason", "backend", "queue_name", "gate", "other_gates", "run_after", "retry_at", "attempt",
     "max_attempts", "after_id", "batch_id", "waits_for", "is_remote", "last_attempted_at", "timeout_seconds",
 )  # fmt: skip
 OUTCOMES = {

@@ -100,7 +100,7 @@ def _retry_some(rows: QuerySet[TaskRecord], ids: Sequence[UUID], outcome: Outcom
 
 
 def _light(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
-    return rows.only("id", "name", "state", "gate", "queue_limit").order_by("-id")
+    return rows.only("id", "name", "state", "gate", "queue_limit", "other_gates").order_by("-id")
 
 
 def _sentences(outcome: Outcome, url_of: Any) -> Iterator[tuple[int, SafeString | str]]:

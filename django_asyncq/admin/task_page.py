@@ -177,7 +177,9 @@ class TaskPage:
     def facts(self) -> list[Fact]:
         """Return the other columns of the row."""
         record = self.record
-        limit, worker = "" if record.queue_limit is None else str(record.queue_limit), self._last_worker()
+        gates, worker = record.gates, self._last_worker()
+        has_own = any(each.limit is not None for each in gates)
+        limits = ["–" if each.limit is None else str(each.limit) for each in gates if has_own]
         listed = [
             (_("Id"), str(record.id), True),
             (_("Task"), _page("task", record.name, name=record.name), True),
@@ -186,8 +188,8 @@ class TaskPage:
             (_("Priority"), str(record.priority), False),
             (_("Timeout"), _seconds(record.timeout_seconds), False),
             (_("Soft timeout"), _seconds(record.soft_timeout_seconds), False),
-            (_("Gate (admission limit)"), record.gate, True),
-            (_("Gate limit set by the task"), limit, False),
+            (_("Gate (admission limit)"), ", ".join(each.name for each in gates), True),
+            (_("Gate limit set by the task"), ", ".join(limits), False),
             (_("Expected duration"), _seconds(record.expected_seconds), False),
             (_("Unique"), self._unique(), False),
             (_("Runs after the task"), self._link(record.after_id), True),
@@ -361,8 +363,9 @@ class TaskColumns:
 
     @admin.display(description=gettext_lazy("gate"))
     def gate(self, record: TaskRecord) -> SafeString | None:
-        """Show the gate; a dash for none."""
-        return format_html('<bdi title="{}">{}</bdi>', record.gate, record.gate) if record.gate else None
+        """Show the gates; a dash for none."""
+        names = ", ".join(each.name for each in record.gates)
+        return format_html('<bdi title="{}">{}</bdi>', names, names) if names else None
 
     @admin.display(description=gettext_lazy("queue"))
     def queue(self, record: TaskRecord) -> SafeString:

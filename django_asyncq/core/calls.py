@@ -1,4 +1,4 @@
-"""Bind the arguments of a call to a task's function, and find its gate and its rate.
+"""Bind the arguments of a call to a task's function, and find its gates and its rate.
 
 Calls nothing but the callables that name these.
 """
@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from django.core.exceptions import SynchronousOnlyOperation
 
@@ -21,6 +21,7 @@ from .foreign_words import about_arguments
 from .guard import attempt
 from .names import check_gate_name
 from .payload import MAX_DEPTH, UNREADABLE, Payload, loads_untrusted
+from .several_gates import MOST_GATES, GateLimit, columns_of, stricter
 
 
 @lru_cache(maxsize=1024)
@@ -126,12 +127,46 @@ def check_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Non
     check_binding(task, args, kwargs)
 
 
-def gate_name(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the name of the gate that admits a call; "" when the task has no gate.
+def gate_columns(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that say which gates admit a call.
 
-    Raises: InvalidOption when the format or the callable gives no valid name for these arguments.
+    Raises: InvalidOption when the formats or the callable give no valid names for these arguments.
     """
-    return "" if task.gate is None else _named(task, "gate", args, kwargs)
+    if task.gate is None:
+        return {"gate": ""}
+    names = _gate_names(task, args, kwargs)
+    limit = task.queue_limit
+    limits = limit if isinstance(limit, tuple) else (limit,) * len(names)
+    if len(limits) != len(names):
+        raise InvalidOption(
+            f"task {task.module_path}: queue_limit={limit!r} has {len(limits)} limits, and the task has {len(names)} "
+            f"gates for these arguments: give one limit for each gate, or one number for all"
+        )
+    if len(names) == 1:
+        return {"gate": names[0], "queue_limit": limits[0]}
+    found: dict[str, int | None] = {}
+    for name, own in zip(names, limits, strict=True):
+        # Two formats may give one name; it is one gate then.
+        found[name] = stricter(found[name], own) if name in found else own
+    return columns_of([GateLimit(*each) for each in found.items()])
+
+
+def _gate_names(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[str]:
+    source = task.gate
+    if isinstance(source, str):
+        return (named(task, "gate", source, args, kwargs),)
+    if isinstance(source, tuple):
+        return [named(task, "gate", each, args, kwargs) for each in source]
+    given = source(*args, **kwargs)
+    names = given if isinstance(given, tuple | list) else (given,)
+    if not 1 <= len(names) <= MOST_GATES:
+        raise InvalidOption(
+            f"task {task.module_path}: gate={source!r} gives {len(names)} gates for these arguments: have it return a "
+            f"name, or a tuple of at most {MOST_GATES}"
+        )
+    for name in names:
+        check_gate_name(name)
+    return names
 
 
 def rate_name(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -141,12 +176,22 @@ def rate_name(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """
     if task.rate is None:
         return ""
-    return str(task.module_path) if task.rate_per is None else _named(task, "rate_per", args, kwargs)
+    if task.rate_per is None:
+        return str(task.module_path)
+    return named(task, "rate_per", task.rate_per, args, kwargs)
 
 
-def _named(task: Any, option: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return what an option names: it is a name, a format over the arguments, or a callable of them."""
-    source = getattr(task, option)
+def named(
+    task: Any,
+    option: Literal["gate", "rate_per"],
+    source: str | Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> str:
+    """Return what an option names for a call. source: a name, a format over the arguments, or a callable of them.
+
+    Raises: InvalidOption when that is no valid name, or what the callable raises.
+    """
     if callable(source):
         name = source(*args, **kwargs)
     elif "{" not in source:

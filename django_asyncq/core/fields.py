@@ -18,8 +18,9 @@ from django.db import models
 from django.db.models import DateTimeField, Expression, F, Field, Func, JSONField, Q
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
-from django.db.models.lookups import Exact, IContains
+from django.db.models.lookups import Exact, IContains, Lookup
 
+from .several_gates import marked
 from .time import Delay
 
 # Both exist in each version of MySQL and MariaDB, and need four bytes a character: an index of 200 takes 800 of 3,072.
@@ -97,6 +98,35 @@ class ContainsWithoutCase(IContains):
         """Compare with a collation that ignores case."""
         sql, parameters = super().process_lhs(compiler, connection, lhs)
         return (f"{sql} COLLATE {WITHOUT_CASE}" if connection.vendor == "mysql" else sql), parameters
+
+
+class OtherGatesField(ExactCharField):
+    """The gates of a task after the first, as `several_gates` writes them."""
+
+
+@OtherGatesField.register_lookup
+class HasGate(Lookup):
+    """`has_gate`: whether one of some gates is among them, exactly; LIKE ignores case on SQLite.
+
+    It says that the text is not empty: a database uses an index of such rows only for a query that repeats this.
+    """
+
+    lookup_name = "has_gate"
+    prepare_rhs = False
+    # SQLite takes an expression of a thousand levels at most, and each OR is one.
+    GATES_PER_LEVEL = 50
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        """Return the SQL. The right side is a list of names that is not empty."""
+        left, of_left = self.process_lhs(compiler, connection)
+        names, size = list(self.rhs), self.GATES_PER_LEVEL
+        term = f"{'STRPOS' if connection.vendor == 'postgresql' else 'INSTR'}({left}, %s) > 0"
+        parameters: list[Any] = [*of_left]
+        for name in names:
+            parameters += [*of_left, marked(name)]
+        parts = [len(names[start : start + size]) for start in range(0, len(names), size)]
+        found = " OR ".join(f"({' OR '.join([term] * count)})" for count in parts)
+        return f"(NOT ({left} = '') AND ({found}))", parameters
 
 
 # --- The JSON text of the columns that hold a user's values. Every database returns it with type and sign.

@@ -19,6 +19,7 @@ from .needs import NEEDS_OF_TASK, lacking
 from .policies import Backoff, Retention
 from .rates import check_rate
 from .schedules import Declaration
+from .several_gates import MOST_LIMIT, GateSource, QueueLimit, check_gates
 from .time import AT_LEAST_ZERO, MORE_THAN_ZERO, Duration, checked_aware, checked_moment, is_duration
 from .versions import Upgrade, check_versions
 
@@ -30,8 +31,6 @@ MOST_LOG_LINES = 2000
 MOST_ATTEMPTS = 1_000_000
 # Of the rows that an action on many tasks changes.
 MOST_PER_SECOND = 10_000
-# Of a whole number in the databases' columns. A larger one would fail in the caller's transaction.
-MOST_LIMIT = 2**31 - 1
 RUN_AFTER = "give an aware datetime, or a timedelta that counts from the call, such as timedelta(seconds=60)"
 
 
@@ -69,11 +68,7 @@ def check_options(task: Any) -> None:
     _check_times(task, refuse)
     if task.max_attempts is not None and not is_attempt_count(task.max_attempts):
         refuse("max_attempts", f"give a whole number from 1 to {MOST_ATTEMPTS:,}")
-    limit = task.queue_limit
-    if limit is not None and (type(limit) is not int or abs(limit) > MOST_LIMIT):
-        refuse("queue_limit", f"give a whole number, at most {MOST_LIMIT:,}; 0 or less means no limit")
-    if task.gate is not None and not isinstance(task.gate, str) and not callable(task.gate):
-        refuse("gate", "give a name, a format such as '{model}', or a callable of the arguments")
+    check_gates(task, refuse)
     if task.on_full not in ON_FULL:
         refuse("on_full", f"give one of {', '.join(map(repr, ON_FULL))}")
     if type(task.max_waiting) is not int or not 1 <= task.max_waiting <= MOST_LIMIT:
@@ -236,7 +231,7 @@ def _check_schedule(task: Any, refuse: Callable[[str, str], NoReturn]) -> None:
 
 # --- The types of the options of `@task`, for type checkers and editors.
 
-GateSource = str | Callable[..., str]
+RateSource = str | Callable[..., str]
 UniqueKey = bool | str | Callable[..., str]
 UniqueUntil = Literal["end", "start"]
 OnDuplicate = Literal["reject", "return", "replace", "follow"]
@@ -259,7 +254,7 @@ class TaskOptions(TypedDict, total=False):
     on_missing: type[BaseException] | tuple[type[BaseException], ...]
     timeout: Duration | None
     gate: GateSource | None
-    queue_limit: int | None
+    queue_limit: QueueLimit | None
     expected_seconds: Duration | None
     on_full: OnFull
     max_waiting: int
@@ -267,7 +262,7 @@ class TaskOptions(TypedDict, total=False):
     fair: FairKey | None
     fair_weight: FairWeight
     rate: str | None
-    rate_per: GateSource | None
+    rate_per: RateSource | None
     burst: int
     schedule: Declaration | Sequence[Declaration] | None
     schedulable: bool

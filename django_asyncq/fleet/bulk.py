@@ -27,6 +27,7 @@ from ..core.guard import attempt, get_logger, is_a
 from ..core.payload import storable_text
 from ..exceptions import BrokerUnavailable, GateUnavailable, InvalidOption, LockLost
 from ..models import BulkAction, BulkKind, BulkState, TaskRecord, TaskRecordQuerySet
+from ..models.tasks import of_gates
 from ..storage import database_clock
 from ..storage.errors import ErrorKind, kind_of, one_line
 from ..storage.isolation import MOST_AT_ONCE, page_of
@@ -126,9 +127,9 @@ def _go_on(action: BulkAction) -> float:
     _change(action, targets, changed)
     first: dict[str, UUID] = {}
     for target in changed.full:
-        if target.gate not in first and len(action.positions) < MOST_GATES:
+        if target.gate not in first and (target.gate in action.full_gates or len(action.positions) < MOST_GATES):
             first[target.gate] = target.id
-            action.positions.append((target.gate, str(UUID(int=target.id.int - 1))))
+            _set_aside(action, target)
         elif target.gate not in first:
             changed.refused.append((target, f"gate {target.gate} is full"))
     if targets and gate not in first:
@@ -145,10 +146,22 @@ def _go_on(action: BulkAction) -> float:
     if not action.positions:
         return _end(action, BulkState.FINISHED)
     if now - (action.progressed_at or now) >= PATIENCE:
-        action.refused += sum(_rows_behind(action, *position).count() for position in action.positions)
+        # One of several full gates is behind several positions.
+        waiting = sum(_rows_behind(action, *position).count() for position in action.positions)
+        action.refused += min(waiting, action.left)
         return _end(action, BulkState.FINISHED, (f"gate {gate} stayed full" for gate in action.full_gates))
     admitted = len(targets) - len(changed.full)
     return admitted / action.rows_per_second or max(GATE_SECONDS / len(action.positions), 1 / GATES_PER_SECOND)
+
+
+def _set_aside(action: BulkAction, target: Target) -> None:
+    """Have the tasks of a full gate wait from this one on; those of several gates may be refused in another's turn."""
+    behind = str(UUID(int=target.id.int - 1))
+    for number, (gate, known) in enumerate(action.positions):
+        if gate == target.gate:
+            action.positions[number] = (gate, min(behind, known) if known else known)
+            return
+    action.positions.append((target.gate, behind))
 
 
 def _rows_behind(action: BulkAction, gate: str, behind: str) -> TaskRecordQuerySet:
@@ -159,7 +172,7 @@ def _rows_behind(action: BulkAction, gate: str, behind: str) -> TaskRecordQueryS
     if action.newest_id is None:
         return rows_of(TaskRecord).none()
     rows = rows_matching(action.matching).filter(id__lte=action.newest_id)
-    rows = rows.at_gate(gate) if gate else rows.exclude(gate__in=action.full_gates)
+    rows = rows.at_gate(gate) if gate else rows.exclude(of_gates(action.full_gates))
     if action.kind != BulkKind.CANCEL:
         rows = rows.filter(finished_at__lte=action.created_at)
     return rows.filter(id__gt=UUID(behind)) if behind else rows
@@ -231,7 +244,8 @@ def _retry(action: BulkAction, targets: Sequence[Target], changed: Changed) -> N
     wanted = {target.id: target for target in targets if registry.find(target.name) is not None}
     done = lifecycle.retry(list(wanted), by_person=True)
     changed.done += len(done.retried)
-    changed.full += [wanted[record.id] for record in done.full]
+    # It stands at the gate that refused it.
+    changed.full += [wanted[record.id]._replace(gate=record.gate) for record in done.full]
     why = "a task that it waits for has failed; it comes back with that one"
     changed.refused += [(wanted[record.id], why) for record in done.blocked]
     for target in targets:

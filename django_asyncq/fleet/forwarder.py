@@ -90,6 +90,8 @@ logger = get_logger("django_asyncq.fleet.forwarder")
 LOOK_SECONDS = 1.0
 # While each look lets everybody in whom it has found: well within the time for which the order is kept.
 SETTLE_SECONDS = 3.0
+# Gates that may refuse tasks in one look at another gate; the next look goes on.
+MOST_FULL = 20
 
 
 class WaiterService:
@@ -101,6 +103,7 @@ class WaiterService:
         self._look_at = 0.0
         # By the look that is under way.
         self._admitted: set[str] = set()
+        self._moved: dict[str, str] = {}
         # When the order of those that wait was last kept, by gate, in monotonic seconds.
         self._settled: dict[str, float] = {}
 
@@ -120,14 +123,16 @@ class WaiterService:
     def admit(self, gate: str) -> None:
         """Retry the tasks for which a gate has a free slot, those that have waited longest first.
 
+        Those that another of their gates refuses go to its line, and `_admit_behind` tries the tasks behind them.
         Raises: BrokerUnavailable, django.db.Error; the order of the waiters is then not kept for longer.
         """
         previous = list[str]()
         while (found := gates.look(gate, LARGEST_BATCH)).ids and (ids := found.ids) != previous:
-            previous, self._admitted = ids, set()
-            left = set(each_alone(RETRY, ids, self._retry, database=writing_database(TaskRecord)))
-            # Also those of which there is no row: nothing else would ever let them go.
-            gone = [id for id in ids if id not in left and id not in self._admitted]
+            previous = ids
+            left, gone = self._try(gate, ids)
+            if self._moved:
+                self._admit_behind(gate, set(ids), gone)
+                return
             now = time.monotonic()
             if gone or left or now - self._settled.get(gate, -math.inf) >= SETTLE_SECONDS:
                 self._settled[gate] = now
@@ -141,7 +146,41 @@ class WaiterService:
             self._settled.pop(gate, None)
             gates.forget_gate(gate)
 
+    def _admit_behind(self, gate: str, tried: set[str], gone: list[str]) -> None:
+        """Retry those behind tasks that another gate has refused, so that no slot stays free while one may run.
+
+        tried: the ids of this look, each of which is tried once. gone: those of them that wait no longer.
+        A task that needs a gate that has just refused another one stays where it is: in a long line most tasks may need
+        it, and each look would move them all. So the first ones in line do not keep the others out, until the gate is
+        full again.
+        """
+        full = set[str]()
+        for _ in range(MOST_FULL):
+            full |= set(self._moved.values())
+            gates.settle(gate, gone, is_kept=False)
+            # Where no slot is free, this keeps the order again.
+            free = len(gates.look(gate, LARGEST_BATCH).ids)
+            ids = gates.next_without(gate, full, tried, free) if free else []
+            if not ids:
+                return
+            tried |= set(ids)
+            left, gone = self._try(gate, ids)
+            if left:
+                gates.settle(gate, gone)
+                return
+
+    def _try(self, gate: str, ids: Sequence[str]) -> tuple[set[str], list[str]]:
+        """Retry tasks; return the ids that stay in the line of a gate, and those that no longer wait."""
+        self._admitted, self._moved = set(), {}
+        left = set(each_alone(RETRY, ids, self._retry, database=writing_database(TaskRecord)))
+        # By its row it stood elsewhere, after a crash.
+        left |= {id for id, other in self._moved.items() if other == gate}
+        self._moved = {id: other for id, other in self._moved.items() if other != gate}
+        # Also those of which there is no row: nothing else would ever let them go.
+        return left, [id for id in ids if id not in left and id not in self._admitted and id not in self._moved]
+
     def _retry(self, ids: Sequence[str]) -> list[str]:
         asked = lifecycle.retry_waiting(self.broker, ids)
         self._admitted |= asked.admitted
+        self._moved |= asked.moved
         return asked.left

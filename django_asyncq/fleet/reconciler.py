@@ -49,6 +49,7 @@ from ..control import PauseKeeper
 from ..core.aliases import one_alias_per_prefix, uses_redis
 from ..core.guard import get_logger, is_a
 from ..core.names import lowest_uuid7_at
+from ..core.several_gates import read_others
 from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..lifecycle.dispatching import by_queue
 from ..lifecycle.messages import entry_of, later_fence
@@ -506,7 +507,8 @@ class Reconciler:
         """
         live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES)
         # Ordered, the DISTINCT would return every row.
-        names = live.order_by().values_list("gate", flat=True).distinct()
+        found = live.order_by().values_list("gate", "other_gates").distinct()
+        names = {name for gate, others in found for name in (gate, *(each.name for each in read_others(others)))}
         named = {*names, *rows_of(Gate).values_list("name", flat=True)}
         return sorted(named | gates.occupied() | gates.waiting_gates())
 

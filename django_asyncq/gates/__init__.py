@@ -29,6 +29,7 @@ from .auditor import (
     expected_seconds_of,
     is_paused,
     look,
+    next_without,
     occupied,
     slots_taken,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "keys",
     "keys_for",
     "look",
+    "next_without",
     "noted_ids",
     "occupied",
     "reading_held",

@@ -9,22 +9,34 @@ commit never came. A gate that was not built since Redis lost its memory is buil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.template.defaultfilters import pluralize
 
 from .. import conf
-from ..broker import entries, scripts
+from ..broker import clients, entries, scripts
 from ..core.aliases import client_factory_of
 from ..core.guard import get_logger
 from ..core.logs import log_extra
+from ..core.several_gates import GateLimit
 from ..exceptions import BrokerUnavailable, GateUnavailable, QueueFull, UnknownGate
 from ..models import FailureReason, TaskRecord
 from ..storage.rollbacks import release_rolled_back
 from .auditor import build
-from .members import IDS_PER_CALL, KEPT_SECONDS, client, forget_waiters, keys, note_waiting, release_runs, wait
+from .members import (
+    IDS_PER_CALL,
+    KEPT_SECONDS,
+    client,
+    forget_waiters,
+    keys,
+    note_waiting,
+    place,
+    release_runs,
+    wait,
+)
 
 logger = get_logger("django_asyncq.gates")
 
@@ -37,12 +49,13 @@ Mode = Literal["all", "partial", "wait"]
 
 
 class Admission(NamedTuple):
-    """What a gate answered. refused: ids without a slot; joined: those of them that wait for one.
+    """What gates answered. refused: ids without slots → the gate that refused; joined: those of them that wait there.
 
-    limit: 0 or less means that the gate is open. waiting: tasks that waited at the gate before this call.
+    Of the first gate that is not open: limit (0 or less: all are open), occupancy, expected seconds, and how many tasks
+    waited there before this call.
     """
 
-    refused: set[str]
+    refused: dict[str, str]
     joined: set[str]
     limit: int
     occupancy: int
@@ -53,8 +66,9 @@ class Admission(NamedTuple):
 def acquire(
     records: Sequence[TaskRecord], *, partial: bool = False, again: bool = False, timed: bool = False
 ) -> set[UUID]:
-    """Acquire a slot for each task that names a gate; return the ids refused (only with `partial`).
+    """Acquire the slots of each task that names gates; return the ids refused (only with `partial`).
 
+    A task gets a slot of each of its gates, or none. One that is refused stands at the gate that refused it.
     A new task that may wait gets a place at its gate when there is no slot, and the reason GATE_FULL; a delayed one
     asks for its slot when its time has come.
     again: the tasks are retried, so their slots are not provisional. A late release by one of their earlier runs then
@@ -94,26 +108,34 @@ def _join(records: Sequence[TaskRecord], mode: Mode) -> set[UUID]:
     Where Redis cannot be asked, they all wait; the leader lets them in when it can be asked again.
     """
     refused: set[UUID] = set()
-    for gate, group in _asked_together(records):
+    for of_tasks, group in _asked_together(records, _all_gates):
         try:
-            admission = admit(gate, group, mode=mode, seconds=conf.PROVISIONAL_SECONDS, most=group[0].max_waiting)
+            admission = admit(of_tasks, group, mode=mode, seconds=conf.PROVISIONAL_SECONDS, most=group[0].max_waiting)
         except GateUnavailable as error:
             count, text = len(group), "gate %s: %d task%s will wait until Redis can be asked: %s"
-            logger.warning(text, gate, count, pluralize(count), error, extra=log_extra(*group))
-            waiting = {str(record.id) for record in group}
-        else:
-            waiting = admission.joined
-            refused |= {record.id for record in group if str(record.id) in admission.refused - waiting}
+            logger.warning(text, error.gate, count, pluralize(count), error, extra=log_extra(*group))
+            admission = Admission({}, {str(record.id) for record in group}, 0, 0, 0.0, 0)
+        refused |= _stand_where_refused(group, admission) if admission.refused else set()
         for record in group:
-            if str(record.id) in waiting:
+            if str(record.id) in admission.joined:
                 record.reason = FailureReason.GATE_FULL
+                refused.discard(record.id)
     return refused
+
+
+def _stand_where_refused(group: Iterable[TaskRecord], admission: Admission) -> set[UUID]:
+    """Have each refused task stand at the gate that refused it; return their ids."""
+    refused = [record for record in group if str(record.id) in admission.refused]
+    for record in refused:
+        record.stand_at(admission.refused[str(record.id)])
+    return {record.id for record in refused}
 
 
 def confirm(records: Sequence[TaskRecord], *, again: bool = False) -> set[UUID]:
     """Make the slots of committed tasks last; return the ids whose slot is lost and whose gate is full.
 
-    A task that has lost its slot gets another one while the gate has a free slot, or else waits at the gate.
+    A task that has lost a slot gets another one while the gate has a free slot, or else waits at the gate: it stands
+    there in memory, and the caller writes that into its row.
     again: they may have run before; a late release by such a run then leaves the slot alone.
     Raises: GateUnavailable.
     """
@@ -123,21 +145,22 @@ def confirm(records: Sequence[TaskRecord], *, again: bool = False) -> set[UUID]:
 def _admit_groups(
     records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool, must_exist: bool
 ) -> set[UUID]:
-    """Ask each gate to admit its tasks. must_exist: whether a gate without a limit is an error."""
+    """Ask the gates to admit their tasks. must_exist: whether a gate without a limit is an error."""
     refused: set[UUID] = set()
-    for gate, group in _asked_together(records):
-        try:
-            admission = admit(gate, group, mode=mode, seconds=seconds, again=again)
-        except UnknownGate as error:
-            if must_exist:
-                raise
-            # The limit was removed after the tasks had been admitted; without a limit no task has to wait.
-            count = len(group)
-            text = "%d task%s admitted without a slot: %s"
-            logger.warning(text, count, pluralize(count), error, extra=log_extra(*group))
-            continue
-        if admission.refused:
-            refused |= {record.id for record in group if str(record.id) in admission.refused}
+    for of_tasks, group in _asked_together(records, _all_gates):
+        rest, admission = of_tasks, None
+        while rest and admission is None:
+            try:
+                admission = admit(rest, group, mode=mode, seconds=seconds, again=again)
+            except UnknownGate as error:
+                if must_exist:
+                    raise
+                # The limit was removed after the tasks had been admitted; without a limit no task has to wait.
+                count, note = len(group), "%d task%s admitted without a slot: %s"
+                logger.warning(note, count, pluralize(count), error, extra=log_extra(*group))
+                rest = tuple(each for each in rest if each.name != error.gate)
+        if admission is not None and admission.refused:
+            refused |= _stand_where_refused(group, admission)
     return refused
 
 
@@ -158,23 +181,23 @@ def release_uncommitted(records: Sequence[TaskRecord]) -> None:
 def give_back(records: Sequence[TaskRecord]) -> None:
     """Release the slots of tasks that are as before after all. Those that waited at their gate are next again."""
     waited = [record for record in records if record.reason == FailureReason.GATE_FULL]
-    for gate, group in _asked_together(waited):
+    for gate, group in _asked_together(waited, _line):
         try:
-            wait(gate, group, is_next=True)
+            wait(gate.name, group, is_next=True)
         except BrokerUnavailable as error:
             text = "gate %s: cannot hand freed slots to the tasks that wait (the leader does it later): %s"
-            logger.warning(text, gate, error)
+            logger.warning(text, gate.name, error)
     # Afterwards: a released slot is announced, and the leader then looks at those that are next.
     _release_groups(records, lambda record: "")
 
 
 def wait_again(records: Iterable[TaskRecord]) -> None:
     """Let committed tasks wait whose rows say so; one that waits already keeps its place. Raises: GateUnavailable."""
-    for gate, group in _asked_together(records):
+    for gate, group in _asked_together(records, _line):
         try:
-            wait(gate, group)
+            wait(gate.name, group)
         except BrokerUnavailable as error:
-            raise GateUnavailable(gate, str(error).rstrip(".")) from error
+            raise GateUnavailable(gate.name, str(error).rstrip(".")) from error
 
 
 def release_deleted(records: Sequence[TaskRecord]) -> None:
@@ -184,41 +207,68 @@ def release_deleted(records: Sequence[TaskRecord]) -> None:
 
 
 def forget_waiting(records: Iterable[TaskRecord]) -> None:
-    """Forget tasks that will not be retried, if they wait at their gate. Never raises for Redis."""
-    for gate, group in _asked_together(records):
+    """Forget tasks that will not be retried, if they wait at a gate. Never raises for Redis.
+
+    At each of their gates: the leader may have moved one to another line since its row was read.
+    """
+    for gate, group in _asked_together(records, _each_gate):
         try:
-            forget_waiters(gate, [str(record.id) for record in group], group[0].backend)
+            forget_waiters(gate.name, [str(record.id) for record in group], group[0].backend)
         except BrokerUnavailable as error:
-            logger.warning("gate %s: closed tasks still wait; the leader will forget them: %s", gate, error)
+            logger.warning("gate %s: closed tasks still wait; the leader will forget them: %s", gate.name, error)
 
 
 def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecord], str]) -> None:
-    for gate, group in _asked_together(records):
+    for gate, group in _asked_together(records, _each_gate):
         try:
-            release_runs(gate, [(str(record.id), fence_of(record)) for record in group], group[0].backend)
+            release_runs(gate.name, [(str(record.id), fence_of(record)) for record in group], group[0].backend)
         except BrokerUnavailable as error:
-            count = len(group)
+            name, count = gate.name, len(group)
             logger.warning(
-                "gate %s: release of %d slot%s failed; the audit will retry: %s", gate, count, pluralize(count), error
+                "gate %s: release of %d slot%s failed; the audit will retry: %s", name, count, pluralize(count), error
             )
 
 
-def _asked_together(records: Iterable[TaskRecord]) -> Iterator[tuple[str, list[TaskRecord]]]:
-    """Yield each gate and its tasks, apart by the limits that they bring along: without a Gate row it admits them.
+# --- Which tasks are told of together: those of one gate, or of the same gates, apart by the limits that they bring
+# along, because a gate without a row admits them by these, and apart by what makes the client that reaches the slots.
 
-    Apart too by what makes the client that reaches the slots.
-    """
-    groups: dict[tuple[str, int | None, int | None, Any], list[TaskRecord]] = {}
+T = TypeVar("T")
+
+
+def _asked_together(
+    records: Iterable[TaskRecord], places_of: Callable[[TaskRecord], Sequence[T]]
+) -> Iterator[tuple[T, list[TaskRecord]]]:
+    """Yield each place and the tasks that have it. places_of: one of the next three."""
+    groups: dict[tuple[T, int | None, Any], list[TaskRecord]] = {}
     for record in records:
         if record.gate:
-            place = record.gate, record.queue_limit, record.max_waiting, client_factory_of(record.backend)
-            groups.setdefault(place, []).append(record)
-    for place, group in groups.items():
-        yield place[0], group
+            for place in places_of(record):
+                key = place, record.max_waiting, client_factory_of(record.backend)
+                groups.setdefault(key, []).append(record)
+    for key, group in groups.items():
+        yield key[0], group
+
+
+def _all_gates(record: TaskRecord) -> tuple[tuple[GateLimit, ...]]:
+    """All gates at once: a task gets all its slots or none."""
+    return (record.gates,)
+
+
+def _each_gate(record: TaskRecord) -> tuple[GateLimit, ...]:
+    """Each gate by itself: a slot is released, and a task forgotten, gate by gate."""
+    return record.gates
+
+
+def _line(record: TaskRecord) -> tuple[GateLimit]:
+    """The gate at which the task waits, if it waits."""
+    return (GateLimit(record.gate, record.queue_limit),)
+
+
+# --- Ask gates.
 
 
 def admit(
-    gate: str,
+    of_tasks: Sequence[GateLimit],
     records: Sequence[TaskRecord],
     *,
     mode: Mode,
@@ -226,52 +276,105 @@ def admit(
     again: bool = False,
     most: int | None = None,
 ) -> Admission:
-    """Ask one gate for slots that last `seconds` (0: the full time); build the gate first when needed.
+    """Ask gates for slots that last `seconds` (0: the full time); build a gate first when needed.
 
-    records: reached by one client. again: the tasks are retried. most: how many tasks may wait there; None: of these
-    only those of the mode "wait".
+    of_tasks: the gates of all these tasks, by name. records: reached by one client. again: the tasks are retried. most:
+    how many tasks may wait at a gate; None: of these only those of the mode "wait".
     Raises: QueueFull (in the mode "all"), UnknownGate, GateUnavailable.
     """
+    ask: Callable[..., Admission] = _admit_some
+    if len(of_tasks) > 1 and clients.is_cluster(client(records[0].backend)):
+        ask = _admit_in_turn
     try:
-        found = Admission(set(), set(), 0, 0, 0.0, 0)
+        found = Admission({}, set(), 0, 0, 0.0, 0)
         for start in range(0, len(records), IDS_PER_CALL):
             part = records[start : start + IDS_PER_CALL]
-            more = _admit_some(gate, part, mode=mode, seconds=seconds, again=again, most=most)
-            if more.joined and not found.joined:
+            more = ask(of_tasks, part, mode=mode, seconds=seconds, again=again, most=most)
+            for gate in {more.refused[id] for id in more.joined} - {found.refused[id] for id in found.joined}:
                 note_waiting(gate, records[0].backend)
             found = more._replace(refused=found.refused | more.refused, joined=found.joined | more.joined)
         return found
     except BrokerUnavailable as error:
-        raise GateUnavailable(gate, str(error).rstrip(".")) from error
+        raise GateUnavailable(of_tasks[0].name, str(error).rstrip(".")) from error
+
+
+def _admit_in_turn(
+    of_tasks: Sequence[GateLimit],
+    records: Sequence[TaskRecord],
+    *,
+    mode: Mode,
+    seconds: int,
+    again: bool,
+    most: int | None,
+) -> Admission:
+    """Ask one gate after the other, where they are on several nodes of a cluster, so that no script reaches them all.
+
+    What was acquired is given back when a later gate refuses. When one raises, the caller does that, as for a task
+    of one gate; else the slots expire, or the audit finds them.
+    """
+    refused, joined, rest = dict[str, str](), set[str](), list(records)
+    places, answers = _places_in_line(records), list[Admission]()
+    for number, gate in enumerate(of_tasks):
+        answer = _admit_some((gate,), rest, mode=mode, seconds=seconds, again=again, most=most, places=places)
+        answers.append(answer)
+        if not answer.refused:
+            continue
+        refused |= answer.refused
+        joined |= answer.joined
+        without = list(answer.refused)
+        for other in (*of_tasks[:number], *of_tasks[number + 1 :]):
+            release_runs(other.name, [(id, "") for id in without], records[0].backend)
+            if answer.joined:
+                forget_waiters(other.name, list(answer.joined), records[0].backend)
+        rest = [record for record in rest if str(record.id) not in answer.refused]
+        if not rest:
+            break
+    first = next((each for each in answers if each.limit > 0), answers[0])
+    return first._replace(refused=refused, joined=joined)
+
+
+def _places_in_line(records: Sequence[TaskRecord]) -> dict[str, str]:
+    """Return the place that each task has in the line where it stands: at the other gates it has the same."""
+    waiting = [record for record in records if record.reason == FailureReason.GATE_FULL]
+    places = {str(record.id): place(record.gate, str(record.id), record.backend) for record in waiting}
+    return {id: found for id, found in places.items() if found}
 
 
 def _admit_some(
-    gate: str, records: Sequence[TaskRecord], *, mode: Mode, seconds: int, again: bool, most: int | None
+    of_tasks: Sequence[GateLimit],
+    records: Sequence[TaskRecord],
+    *,
+    mode: Mode,
+    seconds: int,
+    again: bool,
+    most: int | None,
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> Admission:
-    at, limit = client(records[0].backend), records[0].queue_limit
-    arguments = [
-        seconds,
-        "" if limit is None else limit,
-        records[0].expected_seconds or conf.current().expected_seconds,
-        mode,
-        conf.unasked_seconds(),
-        KEPT_SECONDS,
-        "" if most is None else most,
-    ]
+    at, expected_seconds = client(records[0].backend), records[0].expected_seconds or conf.current().expected_seconds
+    bound = "" if most is None else most
+    arguments: list[Any] = [seconds, mode, conf.unasked_seconds(), KEPT_SECONDS, bound, len(of_tasks)]
+    of_gates: list[str] = []
+    for gate in of_tasks:
+        of_gates += keys(gate.name)
+        arguments += ["" if gate.limit is None else gate.limit, expected_seconds]
     for record in records:
-        arguments += [str(record.id), (record.fence or "") if again else "", record.priority]
-    reply = scripts.run("gate_acquire", at, keys(gate), arguments)
+        id = str(record.id)
+        arguments += [id, (record.fence or "") if again else "", record.priority, places.get(id, "")]
+    reply = scripts.run("gate_acquire", at, of_gates, arguments)
     while reply[0] == b"unbuilt":
-        build(gate)
-        reply = scripts.run("gate_acquire", at, keys(gate), arguments)
-    word, known_limit, occupancy = reply[0], entries.whole(reply[1]) or 0, entries.count(reply[2])
-    expected, waiting = entries.number(reply[3]) or 0.0, entries.count(reply[4])
+        build(of_tasks[reply[1] - 1].name)
+        reply = scripts.run("gate_acquire", at, of_gates, arguments)
+    word, gate, known_limit = reply[0], of_tasks[reply[1] - 1].name, entries.whole(reply[2]) or 0
+    occupancy, expected, waiting = entries.count(reply[3]), entries.number(reply[4]) or 0.0, entries.count(reply[5])
     if word == b"undefined":
         raise UnknownGate(gate)
     if word in (b"full", b"paused"):
         raise _full(gate, known_limit, occupancy, expected, waiting, paused=word == b"paused")
-    without, joined = entries.texts(reply[6:]), entries.count(reply[5])
-    return Admission(set(without), set(without[:joined]), known_limit, occupancy, expected, waiting)
+    without = list(zip(entries.texts(reply[6::3]), reply[7::3], reply[8::3], strict=True))
+    refused = {id: of_tasks[number - 1].name for id, number, _ in without}
+    return Admission(
+        refused, {id for id, _, waits in without if waits == b"1"}, known_limit, occupancy, expected, waiting
+    )
 
 
 def _full(gate: str, limit: int, occupancy: int, expected_seconds: float, waiting: int, *, paused: bool) -> QueueFull:

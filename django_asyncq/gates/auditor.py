@@ -10,8 +10,6 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import QuerySet
-
 from .. import conf
 from ..broker import clients, entries, redis_clock, scripts
 from ..broker.inspection import reading_claimed
@@ -19,7 +17,7 @@ from ..broker.reading import Reader, read, side_by_side
 from ..core.names import ROW_ID
 from ..core.registry import every_task, load_task_modules
 from ..models import Gate, Pause, PauseKind, TaskRecord, TaskState
-from ..models.tasks import HOLDS_SLOT
+from ..models.tasks import HOLDS_SLOT, of_gates
 from ..storage.isolation import page_of
 from ..storage.routing import as_check, lock_free_rows, rows_of, transaction_of
 from .members import (
@@ -76,7 +74,7 @@ def build(gate: str) -> None:
     of_gate = keys(gate)
     changes = scripts.send(client(), "hget", of_gate.meta, "changes") or b""
     row = rows_of(Gate).filter(name=gate).first()
-    holders = page_of(_live(gate), "state", "fence", size=None)
+    holders = _live(gate, "state", "fence")
     expected = row.expected_seconds if row else conf.current().expected_seconds
     limit = [row.limit, row.expected_seconds] if row else ["", ""]
     arguments = [changes, *limit, hold_seconds(expected), "1" if is_paused(gate) else ""]
@@ -127,7 +125,7 @@ def auditing(gate: str, *, seen: set[str] | None = None, dry_run: bool = False) 
     row = rows_of(Gate).filter(name=gate).first()
     if not dry_run and _is_outdated(gate, row):
         forget_built(gate)  # it was changed while Redis was unreachable
-    found = page_of(_live(gate), "after_id", size=None)
+    found = _live(gate, "after_id")
     holders = [str(id) for id, after_id in found if after_id is None or str(id) in members]
     provisional_until = redis_clock.seconds("producer") + conf.PROVISIONAL_SECONDS
     lasting = {id for id, expires_at in members.items() if expires_at > provisional_until}
@@ -177,7 +175,7 @@ def _by_queue(gate: str, ids: Collection[str]) -> dict[tuple[str, str], list[str
     with_row = [UUID(id) for id in ids if ROW_ID.fullmatch(id)]
     queues: dict[tuple[str, str], list[str]] = {}
     for start in range(0, len(with_row), IDS_PER_CALL):
-        rows = rows_of(TaskRecord).filter(as_check(gate=gate), id__in=with_row[start : start + IDS_PER_CALL])
+        rows = rows_of(TaskRecord).filter(as_check(of_gates([gate])), id__in=with_row[start : start + IDS_PER_CALL])
         for id, alias, queue in page_of(rows, "backend", "queue_name", size=None):
             queues.setdefault((alias, queue), []).append(str(id))
     return queues
@@ -235,6 +233,16 @@ def _waiting(gate: str) -> list[tuple[Any, ...]]:
     return page_of(rows_of(TaskRecord).waiting_at_gate(gate).order_by("id"), "queue_limit", "priority", size=None)
 
 
+def next_without(gate: str, full: Collection[str], tried: Collection[str], most: int) -> list[str]:
+    """Return the ids of the tasks that are next in the line of a gate and need none of some other gates.
+
+    full: those. tried: ids that are not wanted. Raises: django.db.Error.
+    """
+    rows = rows_of(TaskRecord).waiting_at_gate(gate).exclude(of_gates(full))
+    rows = rows.exclude(id__in=[UUID(id) for id in tried if ROW_ID.fullmatch(id)])
+    return [str(id) for id in rows.order_by("-priority", "id").values_list("id", flat=True)[:most]]
+
+
 def _wait_again(gate: str, rows: Sequence[tuple[Any, ...]]) -> None:
     wait(gate, [TaskRecord(id=id, queue_limit=limit, priority=priority, backend="") for id, limit, priority in rows])
 
@@ -246,12 +254,14 @@ def _is_outdated(gate: str, row: Gate | None) -> bool:
     return known != ((row.limit, row.expected_seconds) if row else None) or (paused is not None) != is_paused(gate)
 
 
-def _live(gate: str) -> QuerySet[TaskRecord]:
-    return rows_of(TaskRecord).holding_slot(gate).order_by("id")
+def _live(gate: str, *columns: str) -> list[tuple[Any, ...]]:
+    """Return id and some columns of each task that holds a slot by its row."""
+    parts = rows_of(TaskRecord).in_two_parts_at(gate)
+    return [row for rows in parts for row in page_of(rows.filter(HOLDS_SLOT).order_by("id"), *columns, size=None)]
 
 
 def _holders(gate: str) -> list[str]:
-    return [str(id) for (id,) in page_of(_live(gate), size=None)]
+    return [str(id) for (id,) in _live(gate)]
 
 
 # --- How many slots a gate needs.
@@ -259,7 +269,7 @@ def _holders(gate: str) -> list[str]:
 
 def slots_taken(gate: str) -> int:
     """Return how many tasks hold a slot of a gate, by their rows."""
-    return rows_of(TaskRecord).holding_slot(gate).count()
+    return sum(rows.filter(HOLDS_SLOT).count() for rows in rows_of(TaskRecord).in_two_parts_at(gate))
 
 
 # --- How long a task of a gate without a row is expected to take, for the row that a person makes.
@@ -276,11 +286,16 @@ def expected_seconds_of(gate: str) -> float:
     if found is not None:
         return float(found)
     load_task_modules()
-    declared = [each for each in every_task() if each.expected_seconds and isinstance(each.gate, str)]
-    exact = [each.expected_seconds for each in declared if each.gate == gate]
-    formatted = [each.expected_seconds for each in declared if _may_name(str(each.gate), gate)]
-    seconds = exact or formatted
-    return float(max(each for each in seconds if each)) if seconds else conf.current().expected_seconds
+    declared = [
+        (str(source), each.expected_seconds)
+        for each in every_task()
+        for source in (each.gate if isinstance(each.gate, tuple) else (each.gate,))
+        if each.expected_seconds and isinstance(source, str)
+    ]
+    exact = [seconds for source, seconds in declared if source == gate]
+    formatted = [seconds for source, seconds in declared if _may_name(source, gate)]
+    wanted = exact or formatted
+    return float(max(each for each in wanted if each)) if wanted else conf.current().expected_seconds
 
 
 def _may_name(template: str, gate: str) -> bool:

@@ -191,13 +191,21 @@ def reading_place_in_line(gate: str, id: str, alias: str) -> Reader[int | None]:
     return None if rank is None else entries.count(rank) + 1
 
 
-def settle(gate: str, gone: Collection[str] = ()) -> None:
+def place(gate: str, id: str, alias: str = "") -> str:
+    """Return the score of a task among those that wait, "" for one that does not. Raises: BrokerUnavailable."""
+    score = scripts.send(client(alias), "zscore", keys(gate).waiters, id)
+    return "" if score is None else f"{score:.0f}"
+
+
+def settle(gate: str, gone: Collection[str] = (), *, is_kept: bool = True) -> None:
     """End a look at the waiters: forget those that wait no longer, and keep the order of the others for KEPT_SECONDS.
 
+    is_kept: False when those that wait can use no free slot, because they wait for other gates: anybody may have it.
     Raises: BrokerUnavailable.
     """
     of_gate = keys(gate)
-    scripts.run("gate_settle", client(), [of_gate.meta, of_gate.waiters], list(gone))
+    arguments = ["kept" if is_kept else "", *gone]
+    scripts.run("gate_settle", client(), [of_gate.meta, of_gate.waiters], arguments)
 
 
 def forget_waiters(gate: str, ids: Sequence[str], alias: str = "") -> None:

@@ -23,7 +23,7 @@ from ..broker.message import TaskMessage, UndecodableMessage, decode_message
 from ..core import names
 from ..core.aliases import aliases_beside
 from ..core.batches import group_of_others
-from ..core.calls import call_of, gate_name
+from ..core.calls import call_of, gate_columns
 from ..core.guard import attempt, class_name, get_logger, is_a
 from ..core.headers import checked_headers
 from ..core.logs import log_extra
@@ -281,7 +281,6 @@ def _candidate(alias: str, queue: str, rowless: Rowless, lease: Lease, id: str) 
         expires_at=deadline,
         soft_timeout_seconds=task.soft_timeout,
         expected_seconds=task.expected_seconds,
-        queue_limit=task.queue_limit,
         keep_logs=task.keep_logs,
         wire_id=rowless.id,
         wire_message=rowless.stored.data,
@@ -300,7 +299,8 @@ def _candidate(alias: str, queue: str, rowless: Rowless, lease: Lease, id: str) 
 def _fill(record: TaskRecord, task: Any, message: TaskMessage) -> None:
     """Write the arguments, the gate and the headers of a message into its row. Raises: InvalidOption, and any error."""
     args, kwargs = call_of(task, message.payload)
-    record.gate = gate_name(task, args, kwargs)
+    for name, value in gate_columns(task, args, kwargs).items():
+        setattr(record, name, value)
     record.headers = checked_headers(message.headers) if message.headers else None
     if task.payload == "json":
         record.args, record.kwargs = args, kwargs
@@ -313,7 +313,7 @@ def _deadline_of(message: TaskMessage, now: datetime) -> datetime | None:
 
 def _fail(record: TaskRecord, error: InvalidArguments) -> None:
     now = database_clock.now()
-    record.args, record.kwargs, record.headers, record.gate = [], {}, None, ""
+    record.args, record.kwargs, record.headers, record.gate, record.other_gates = [], {}, None, "", ""
     record.state, record.finished_at = TaskState.FAILED, now
     append_error(record, error, "", now)
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from uuid import UUID
 
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 from django.dispatch import Signal
 
 from .. import conf, gates
@@ -131,6 +132,23 @@ def announce(records: Sequence[TaskRecord], old: TaskState | None, new: TaskStat
         if isinstance(answer, Exception):
             extra = log_extra(*records)
             logger.error("task_state_changed: receiver %r failed", receiver, exc_info=answer, extra=extra)
+
+
+# --- Write that tasks wait at a gate.
+
+
+def update_waiting(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], **changes: Any) -> None:
+    """Write the same changes into the rows of tasks, and at which of its gates a task waits that was moved there.
+
+    rows: those that may be changed.
+    """
+    groups: dict[tuple[Any, ...], list[TaskRecord]] = {}
+    for record in records:
+        stands = (record.gate, record.queue_limit, record.other_gates) if record.is_moved else ()
+        groups.setdefault(stands, []).append(record)
+    for stands, group in groups.items():
+        where = dict(zip(("gate", "queue_limit", "other_gates"), stands, strict=False))
+        rows.filter(id__in=[record.id for record in group]).update(**changes, **where)
 
 
 # --- Why a task failed: the one door for `errors`, `reason` and `last_exception`, which must agree.

@@ -33,7 +33,7 @@ from ..models.tasks import IS_READY
 from ..storage import database_clock, identity
 from ..storage.errors import one_line
 from ..storage.routing import as_check, rows_of, transaction_of, writing_database
-from .base import NO_GROUP, CommitHook, GroupPlace, announce, by_group, load_rows
+from .base import NO_GROUP, CommitHook, GroupPlace, announce, by_group, load_rows, update_waiting
 from .messages import entry_of, later_fence
 
 # --- Refuse to enqueue under a Redis prefix that belongs to another database, whose workers would find no row.
@@ -316,6 +316,11 @@ def _add_to_group(
 
 def _make_pending(broker: Broker, queue: str, records: list[TaskRecord], *, again: bool, confirmed: bool) -> int:
     """Make tasks of one queue pending; return how many. confirmed: their slots are confirmed already."""
+    if not confirmed and (several := [record for record in records if record.other_gates]):
+        lost = set(several).difference(_confirmed(several))
+        records = [record for record in records if record not in lost]
+        if not records:
+            return 0
     entries = [_entry(record, again=again, confirmed=confirmed) for record in records]
     words = broker.enqueue(queue, entries, again=again)
     if "duplicate" in words:
@@ -356,7 +361,8 @@ def park_lost(records: Sequence[TaskRecord]) -> None:
 
 
 def _entry(record: TaskRecord, *, again: bool, confirmed: bool = True) -> Entry:
-    of_gate = gates.keys_for(record) if record.gate and not confirmed else None
+    # The script confirms one slot. Those of several gates are confirmed before.
+    of_gate = gates.keys_for(record) if record.gate and not record.other_gates and not confirmed else None
     return entry_of(record, fence=later_fence(record) if again else record.fence, gate=of_gate)
 
 
@@ -385,7 +391,7 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
     waiting = [record for record in records if record.max_waiting is not None]
     if waiting:
         queued = rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED), id__in=[record.id for record in waiting])
-        queued.update(reason=FailureReason.GATE_FULL)
+        update_waiting(queued, waiting, reason=FailureReason.GATE_FULL)
         for record in waiting:
             record.reason = FailureReason.GATE_FULL
         records = [record for record in records if record.max_waiting is None]
@@ -393,7 +399,7 @@ def park(records: Sequence[TaskRecord], delay: timedelta) -> None:
             return
     retry_at = database_clock.now() + delay
     changed = rows_of(TaskRecord).filter(as_check(state=TaskState.QUEUED), id__in=[record.id for record in records])
-    changed.update(state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=retry_at)
+    update_waiting(changed, records, state=TaskState.FAILED, reason=FailureReason.GATE_FULL, retry_at=retry_at)
     for record in records:
         record.state, record.reason, record.retry_at = TaskState.FAILED, FailureReason.GATE_FULL, retry_at
     for broker, queue, group in by_queue(Broker("producer", records[0].backend), records):

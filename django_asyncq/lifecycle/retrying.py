@@ -22,7 +22,7 @@ from ..exceptions import BrokerUnavailable, GateUnavailable
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import as_check, rows_of, transaction_of, writing_database
-from .base import CommitHook, announce, ask, load_rows, look_up
+from .base import CommitHook, announce, ask, load_rows, look_up, update_waiting
 from .closing import close_cancelled, expire, is_expired, settle_final
 from .dispatching import GATE_RETRY_SECONDS, by_queue, dispatch
 from .messages import entry_of, named_rows, restore
@@ -152,7 +152,7 @@ def _write_retries(
         changes |= {"crash_count": 0, "cancel_requested_at": None, "cancelled_by": ""}
         _forget_late(rows, records)
     # Not `bulk_update`: it writes a CASE for each value, though all rows get the same. They are due from now on.
-    rows.filter(id__in=[record.id for record in records]).update(**changes, run_after=database_clock.now())
+    update_waiting(rows, records, **changes, run_after=database_clock.now())
     for record in records:
         # Nobody has to ask whether that has come.
         record.run_after = None
@@ -249,10 +249,14 @@ def retry_due(broker: Broker, queue: str, ids: Sequence[str]) -> int:
 
 
 class Asked(NamedTuple):
-    """What became of waiters. left: the ids that must go on waiting. admitted: those that have their slots."""
+    """What became of waiters. left: the ids that must go on waiting. admitted: those that have their slots.
+
+    moved: ids that wait at another of their gates now, which refused them → that gate.
+    """
 
     left: list[str]
     admitted: set[str]
+    moved: dict[str, str]
 
 
 def retry_waiting(broker: Broker, ids: Sequence[str]) -> Asked:
@@ -264,11 +268,14 @@ def retry_waiting(broker: Broker, ids: Sequence[str]) -> Asked:
     """
     now = database_clock.now()
     rows = load_rows(ids).values()
+    stood_at = {row.id: row.gate for row in rows}
     # A task that begins to wait is due; only then its row says that it waits.
     due = [row for row in rows if _waits_in_line(row) or (row.retry_at and row.retry_at <= now)]
     attempted = _retry_rows(broker, due, must_ask=True)
-    left = [str(row.id) for row in [*attempted.full, *attempted.in_line]]
-    return Asked(left, {str(id) for id in attempted.admitted})
+    refused = [*attempted.full, *attempted.in_line]
+    moved = {str(row.id): row.gate for row in refused if row.gate != stood_at[row.id]}
+    left = [str(row.id) for row in refused if str(row.id) not in moved]
+    return Asked(left, {str(id) for id in attempted.admitted}, moved)
 
 
 class _Attempted(NamedTuple):
@@ -357,7 +364,7 @@ def _attempt(rows: Sequence[TaskRecord], *, must_ask: bool) -> _Attempted:
 def _postpone(rows: QuerySet[TaskRecord], records: Sequence[TaskRecord], seconds: float, **changes: Any) -> None:
     """Have RETRYING tasks retried later, and change other columns with it, in those of the rows that are theirs."""
     changes["retry_at"] = database_clock.now() + timedelta(seconds=seconds)
-    rows.filter(id__in=[record.id for record in records]).update(**changes)
+    update_waiting(rows, records, **changes)
     for record in records:
         for name, value in changes.items():
             setattr(record, name, value)

@@ -19,14 +19,14 @@ from .. import gates
 from ..models import FailureReason, TaskRecord, TaskState
 from ..storage import database_clock
 from ..storage.routing import as_check, rows_of, transaction_of, writing_database
-from .base import CommitHook
+from .base import CommitHook, update_waiting
 from .dispatching import dispatch
 
 WAITS = Q(state=TaskState.QUEUED, reason=FailureReason.GATE_FULL)
 
 
 class Let(NamedTuple):
-    """What became of tasks that waited. admitted: their ids. left: the tasks that go on waiting."""
+    """What became of tasks that waited. admitted: their ids. left: the tasks that go on waiting, perhaps elsewhere."""
 
     admitted: set[UUID]
     left: list[TaskRecord]
@@ -43,11 +43,12 @@ def let_in(ids: Collection[UUID]) -> Let:
     """Ask their gates for slots for tasks that wait, and queue those that get one.
 
     | check    | the row still waits; it is locked. The gate gives slots in the order of its line          |
-    | row      | QUEUED stays QUEUED; the reason is none                                                   |
-    | Redis    | after the commit: pending. The others stay in the line                                    |
+    | row      | QUEUED stays QUEUED; the reason is none. What another of its gates refuses stands there   |
+    | Redis    | after the commit: pending. The others stay in the line, or are in that of the other gate  |
     | announce | nothing: the state is the same                                                            |
 
-    If we die before the commit, the audit takes the slots back; after it, the reconciler pushes the rows.
+    If we die before the commit, the audit takes the slots back, and tasks into their line; after it, the reconciler
+    pushes the rows.
     Raises: GateUnavailable, django.db.Error; nothing is changed then.
     """
     before: list[TaskRecord] = []
@@ -64,8 +65,8 @@ def let_in(ids: Collection[UUID]) -> Let:
                 rows = waiting.filter(id__in=[record.id for record in admitted])
                 rows.update(reason=FailureReason.NONE, retry_at=None)
             parked = [record for record in left if record.retry_at is not None]
-            if parked:
-                waiting.filter(id__in=[record.id for record in parked]).update(retry_at=None)
+            if changed := [record for record in left if record.is_moved or record.retry_at is not None]:
+                update_waiting(waiting, changed, retry_at=None)
             for record in admitted:
                 record.reason = FailureReason.NONE
                 # Its time has come: nobody has to ask for it again.

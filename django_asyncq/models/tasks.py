@@ -24,11 +24,13 @@ from ..core.fields import (
     DatabaseNow,
     ExactCharField,
     ExactTextField,
+    OtherGatesField,
     PartialIndex,
     StoredJSONEncoder,
     UniqueUnlessNull,
 )
 from ..core.names import lowest_uuid7_at, uuid7
+from ..core.several_gates import OTHER_GATES_CHARACTERS, GateLimit, columns_of, read_others
 from ..core.time import Delay
 
 
@@ -91,6 +93,12 @@ HOLDS_SLOT = Q(IS_READY, state__in=(TaskState.QUEUED, TaskState.RUNNING), reason
 )
 
 
+def of_gates(names: Iterable[str]) -> Q:
+    """Return the condition of the tasks that need a slot of one of these gates; without names none meets it."""
+    wanted = list(names)
+    return Q(gate__in=wanted) | Q(other_gates__has_gate=wanted) if wanted else Q(gate__in=[])
+
+
 class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
     """Filters that name the states, and filters that an index serves."""
 
@@ -115,24 +123,33 @@ class TaskRecordQuerySet(models.QuerySet["TaskRecord"]):
         return self.filter(state=TaskState.FAILED, retry_at__isnull=False)
 
     def at_gate(self, name: str = "") -> TaskRecordQuerySet:
-        """Return the tasks of a gate, without a name those of all gates.
+        """Return the tasks that need a slot of a gate, without a name those of all gates.
 
         The index holds no row without a gate. A database uses it only for a query that repeats this condition.
         """
         rows = self.exclude(gate="")
-        return rows.filter(gate=name) if name else rows
+        return rows.filter(of_gates([name])) if name else rows
 
     def holding_slot(self, name: str = "") -> TaskRecordQuerySet:
         """Return the tasks that hold a slot of a gate; without a name those of all gates."""
         return self.at_gate(name).filter(HOLDS_SLOT)
 
-    def waiting_at_gate(self, name: str = "") -> TaskRecordQuerySet:
-        """Return the tasks that get a slot of a gate when one is free; without a name those of all gates.
+    def in_two_parts_at(self, name: str) -> tuple[TaskRecordQuerySet, TaskRecordQuerySet]:
+        """Return the tasks that need a slot of a gate as two queries: those that stand there, and the others.
 
+        An index serves each of them. SQLite has none for both in one query, and would read all tasks that are live.
+        """
+        return self.exclude(gate="").filter(gate=name), self.filter(other_gates__has_gate=[name])
+
+    def waiting_at_gate(self, name: str = "") -> TaskRecordQuerySet:
+        """Return the tasks that stand in the line of a gate; without a name those of all gates.
+
+        They get a slot of it when one is free. One that needs slots of several gates stands in the line of one of them.
         A delayed one waits from its time on.
         """
+        rows = self.exclude(gate="")
         waiting = Q(state=TaskState.QUEUED, retry_at=None) | Q(state=TaskState.FAILED, retry_at__isnull=False)
-        return self.at_gate(name).filter(waiting, reason=FailureReason.GATE_FULL)
+        return (rows.filter(gate=name) if name else rows).filter(waiting, reason=FailureReason.GATE_FULL)
 
     def enqueued_since(self, moment: datetime) -> TaskRecordQuerySet:
         """Return the tasks enqueued at a time or later, by the millisecond in their ids: no index is on times."""
@@ -164,6 +181,8 @@ class TaskRecord(models.Model):
     or with unique_until_start when a worker begins it. after_id: the task that this one follows; it waits until then.
     cancel_requested_at, cancelled_by: when and by whom it was cancelled, or asked to stop.
     reason, last_exception: why it is FAILED, and the class path of the last error; for filters, which never read JSON.
+    gate, queue_limit: the gate of which it needs a slot, and the limit for a gate without a row; of several gates the
+    one at which it waits, if it waits. other_gates: the others, see `several_gates`; `gates` has all of them.
     max_waiting: how many tasks may wait at its gate when it is enqueued; null: at a full gate it is refused.
     is_ordered: it keeps its slot between two attempts.
     A QUEUED task with the reason GATE_FULL has no slot and no entry among those that workers take: it waits at its
@@ -217,6 +236,9 @@ class TaskRecord(models.Model):
     keep_logs = models.PositiveSmallIntegerField(_("log lines kept"), null=True, blank=True)
     gate = ExactCharField(_("gate"), max_length=200, blank=True, default="", db_default="")
     queue_limit = models.IntegerField(_("gate limit set by the task"), null=True, blank=True)
+    other_gates = OtherGatesField(
+        _("other gates"), max_length=OTHER_GATES_CHARACTERS, blank=True, default="", db_default=""
+    )
     expected_seconds = models.FloatField(_("expected seconds"), null=True, blank=True)
     max_waiting = models.PositiveIntegerField(_("tasks that may wait at the gate"), null=True, blank=True)
     is_ordered = models.BooleanField(_("keeps its slot between attempts"), default=False, db_default=False)
@@ -260,6 +282,8 @@ class TaskRecord(models.Model):
     edges: Sequence[Edge] = ()
     # Whether a run has made new arguments of those in the row, which get there with its outcome (`core.versions`).
     is_upgraded = False
+    # Whether it stands at another of its gates than its row says.
+    is_moved = False
 
     objects = TaskRecordQuerySet.as_manager()
 
@@ -279,6 +303,9 @@ class TaskRecord(models.Model):
             # An update of state makes PostgreSQL write each index, so plain tasks are in as few as the queries allow.
             models.Index(fields=["state", "id"], name="asyncq_state_id"),
             PartialIndex(fields=["gate", "state", "reason"], where=~Q(gate=""), name="asyncq_gate_state"),
+            PartialIndex(
+                fields=["state", "reason", "other_gates"], where=~Q(other_gates=""), name="asyncq_other_gates"
+            ),
             models.Index(fields=["name", "id"], name="asyncq_name_id"),
             PartialIndex(
                 fields=["name", "last_exception"], where=Q(state=TaskState.FAILED.value), name="asyncq_name_exception"
@@ -428,6 +455,22 @@ class TaskRecord(models.Model):
         if self.state in (TaskState.QUEUED, TaskState.RUNNING):
             return not (self.reason or self.waits_for)
         return self.state == TaskState.FAILED and self.retry_at is not None and self.is_ordered
+
+    @property
+    def gates(self) -> tuple[GateLimit, ...]:
+        """The gates of which the task needs a slot each, by name, with the limits for those that have no row."""
+        if not self.other_gates:
+            return (GateLimit(self.gate, self.queue_limit),) if self.gate else ()
+        return tuple(sorted({GateLimit(self.gate, self.queue_limit), *read_others(self.other_gates)}))
+
+    def stand_at(self, gate: str) -> None:
+        """Have the task stand in the line of this one of its gates, in memory."""
+        first = [each for each in self.gates if each.name == gate]
+        if gate != self.gate and first:
+            others = [each for each in self.gates if each.name != gate]
+            for name, value in columns_of([*first, *others]).items():
+                setattr(self, name, value)
+            self.is_moved = True
 
     @property
     def is_discarded(self) -> bool:

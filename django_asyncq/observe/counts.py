@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from django.db.models import Count, Max, Q
+from django.db.models import Count, Q
 
 from .. import gates
 from ..broker.inspection import History, QueueContents
 from ..broker.reading import Reader, side_by_side
 from ..broker.run_counts import RunCounts, reading_runs
 from ..core.aliases import is_redis_used
+from ..core.several_gates import GateLimit, read_others
 from ..models import Gate, TaskRecord, TaskState
 from ..models.tasks import HOLDS_SLOT
 from ..storage import database_clock
@@ -105,8 +106,13 @@ def gate_stats() -> list[GateStats]:
     has_redis = is_redis_used()
     limits: dict[str, int | None] = dict(rows_of(Gate).values_list("name", "limit"))
     live = rows_of(TaskRecord).at_gate().filter(state__in=gates.LIVE_STATES).order_by()
-    by_gate = live.values_list("gate").annotate(held=Count("id", filter=HOLDS_SLOT), own_limit=Max("queue_limit"))
-    found = {name: (count, queue_limit) for name, count, queue_limit in by_gate}
+    by_gates = live.values_list("gate", "queue_limit", "other_gates").annotate(held=Count("id", filter=HOLDS_SLOT))
+    found: dict[str, tuple[int, int | None]] = {}
+    for name, own_limit, others, held in by_gates:
+        for each in (GateLimit(name, own_limit), *read_others(others)):
+            count, limit = found.get(each.name, (0, None))
+            known = [one for one in (limit, each.limit) if one is not None]
+            found[each.name] = count + held, max(known, default=None)
     stats = []
     for name in sorted({*limits, *found, *(gates.waiting_gates() if has_redis else ())}):
         count, queue_limit = found.get(name, (0, None))

@@ -36,6 +36,7 @@ from ..core import compat, registry
 from ..core.aliases import aliases_beside, is_redis_used, one_alias_per_prefix
 from ..core.calls import check_call
 from ..core.schedules import declared_schedules
+from ..core.several_gates import read_others
 from ..core.versions import upgraded
 from ..exceptions import InvalidOption, TaskNotRegistered, UpgradeFailed
 from ..models import Gate, Schedule, TaskRecord, TaskState
@@ -146,10 +147,23 @@ def _groups() -> list[dict[str, Any]]:
 def _of_gates() -> Iterator[Mistake]:
     """Find gates that nothing gives a limit: neither a row of theirs, nor the tasks; the first 100."""
     has_row = Exists(rows_of(Gate).filter(name=OuterRef("gate")))
-    rows = rows_of(TaskRecord).filter(LIVE).exclude(gate="").filter(~has_row, queue_limit=None).order_by()
-    found = rows.values("name", "gate").annotate(total=Count("id"), oldest=Min(Cast("id", CharField())))
-    for each in found.order_by("name", "gate")[:MOST_GATES]:
-        text = f"the gate {each['gate']!r} has no limit: declare queue_limit=…, or make the gate in the admin"
+    rows = rows_of(TaskRecord).filter(LIVE).exclude(gate="").order_by()
+    lacking: Any = rows.filter(~has_row, queue_limit=None).values("name", "gate")
+    count = {"total": Count("id"), "oldest": Min(Cast("id", CharField()))}
+    found = [(each["gate"], each) for each in lacking.annotate(**count).order_by("name", "gate")[:MOST_GATES]]
+    # The other gates of a task of several.
+    several: Any = rows.exclude(other_gates="").values("name", "other_gates").annotate(**count)
+    unlimited = [
+        (gate.name, each)
+        for each in several.order_by("name", "other_gates")
+        for gate in read_others(each["other_gates"])
+        if gate.limit is None
+    ]
+    if unlimited:
+        known = set(rows_of(Gate).filter(name__in={name for name, _ in unlimited}).values_list("name", flat=True))
+        found += [(name, each) for name, each in unlimited if name not in known]
+    for gate, each in found[:MOST_GATES]:
+        text = f"the gate {gate!r} has no limit: declare queue_limit=…, or make the gate in the admin"
         yield Mistake("gate", each["name"], each["total"], str(UUID(each["oldest"])), text)
 
 

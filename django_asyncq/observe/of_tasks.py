@@ -19,6 +19,7 @@ from ..broker.unknown_tasks import reading_unknown
 from ..core.aliases import one_alias_per_prefix, uses_redis
 from ..core.names import lowest_uuid7_at
 from ..core.registry import load_task_modules, registered
+from ..core.several_gates import read_others
 from ..core.time import Duration, moment_of
 from ..exceptions import BrokerUnavailable, InvalidOption
 from ..models import FailureReason, PauseKind, TaskRecord, TaskRecordQuerySet, TaskState
@@ -41,9 +42,9 @@ STATES: dict[str, Q] = {
     "retrying": Q(state=TaskState.FAILED, retry_at__isnull=False),
 }
 SHOWN = (
-    "id", "name", "state", "reason", "last_exception", "backend", "queue_name", "gate", "priority", "attempt",
-    "max_attempts", "crash_count", "suspicion", "is_remote", "wire_id", "enqueued_at", "run_after", "retry_at",
-    "started_at", "finished_at",
+    "id", "name", "state", "reason", "last_exception", "backend", "queue_name", "gate", "other_gates", "priority",
+    "attempt", "max_attempts", "crash_count", "suspicion", "is_remote", "wire_id", "enqueued_at", "run_after",
+    "retry_at", "started_at", "finished_at",
 )  # fmt: skip
 # What says where a task waits.
 PLACED = ("id", "state", "reason", "retry_at", "backend", "queue_name", "gate", "wire_id")
@@ -149,6 +150,7 @@ def info_of(row: TaskRecord) -> TaskInfo:
         backend=row.backend,
         queue=row.queue_name,
         gate=row.gate,
+        other_gates=tuple(each.name for each in read_others(row.other_gates)),
         priority=row.priority,
         attempt=row.attempt,
         max_attempts=row.max_attempts,

@@ -14,6 +14,7 @@ class TaskInfo:
 
     state: "queued", "running", "succeeded", "failed" or "retrying". reason: why it failed, as "exception" or
     "cancelled"; "" where it has not. error: the class path of the last error. wire_id: what another program calls it.
+    gate: of which it needs a slot; of several the one at which it waits, if it waits; other_gates: the others.
     is_suspect: it runs alone next, because its worker process died twice in a row, or named it.
     """
 
@@ -25,6 +26,7 @@ class TaskInfo:
     backend: str
     queue: str
     gate: str
+    other_gates: tuple[str, ...]
     priority: int
     attempt: int
     max_attempts: int

@@ -24,6 +24,7 @@ from django.utils.dateparse import parse_datetime
 from ..core.names import lowest_uuid7_at
 from ..exceptions import InvalidOption
 from ..models import BulkKind, FailureReason, TaskRecord, TaskRecordQuerySet, TaskState
+from ..models.tasks import of_gates
 from .routing import as_check, rows_of
 from .walking import LOWEST_ID
 
@@ -205,7 +206,8 @@ def _time(lookup: str, bound: Callable[[datetime], Any]) -> Key:
 KEYS = {
     "state": Key(partial(_words, STATES), lambda words: reduce(or_, (STATES[word] for word in words))),
     "reason": Key(partial(_words, REASONS), lambda words: Q(reason__in=[REASONS[word] for word in words])),
-    **{key: _text(key) for key in ("name", "queue_name", "backend", "gate", "last_exception", "group")},
+    **{key: _text(key) for key in ("name", "queue_name", "backend", "last_exception", "group")},
+    "gate": Key(_texts, of_gates),
     "batch_id": Key(_ids, lambda ids: Q(batch_id__in=[uuid.UUID(id) for id in ids])),
     "enqueued_since": _time("id__gte", lowest_uuid7_at),
     "enqueued_until": _time("id__lt", lowest_uuid7_at),

@@ -134,7 +134,7 @@ PLACES: Mapping[str, Place] = {
     "broker.batch_sent": after("broker", "Broker._words", "words += replies.texts("),
     "push_batch.collected": before("lifecycle.dispatching", "PushBatcher._push", "count = len("),
     "enqueue.pushed": before("lifecycle.enqueueing", "Dispatch.follow_up", "announce("),
-    "park.row_written": after("lifecycle.dispatching", "park", "changed.update("),
+    "park.row_written": after("lifecycle.dispatching", "park", "update_waiting(changed,"),
     "batch.taken": before("lifecycle.batching", "form_batches", "formed += _form("),
     "batch.rows_written": after("lifecycle.batching", "_form", "batches = make_batches("),
     "batch.dropped": after("lifecycle.batching", "_form", "if left or len("),

@@ -7,7 +7,7 @@ RUNNING holds one, nothing is released, and a rollback frees what its rows held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -53,11 +53,25 @@ READS: dict[str, Callable[..., Any]] = {
 
 
 class Asked(NamedTuple):
-    """A gate, the ids that hold a slot of it after a call, and those that this call and earlier ones have let wait."""
+    """The ids that hold a slot of a gate after a call, and those that this and earlier calls have let wait there."""
 
-    gate: str = ""
     holders: Collection[str] = ()
     joined: Sequence[str] = ()
+
+
+class GateState(NamedTuple):
+    """A gate as a call finds it. places: id → its place before the free slots."""
+
+    name: str
+    number: int
+    limit: int
+    expected: bytes
+    is_paused: bool
+    holders: set[str]
+    places: dict[str, int]
+    waiting: int
+    free: int
+    before: Asked
 
 
 class MemoryClient:
@@ -67,7 +81,7 @@ class MemoryClient:
         # By digest, which depends on the settings.
         self._names: dict[str, str] = {}
         # What the last call left, when it was one of several for the same tasks.
-        self._last = Asked()
+        self._last: dict[str, Asked] = {}
 
     def __getattr__(self, command: str) -> Callable[..., Any]:
         """Return what stands for a command. redis-py has a method for each."""
@@ -82,12 +96,13 @@ class MemoryClient:
         """Return the reply of a script. Most replies have a word for each task, and none says that all is well."""
         self._check()
         keys, arguments = words[:count], words[count:]
-        before, self._last = self._last, Asked()
+        before, self._last = self._last, {}
         if digest not in self._names:
             self._names |= {digest: ""} | {scripts.script(name).digest: name for name in REPLIES}
         name = self._names[digest]
         if name == "gate_acquire":
-            return self._admit(_text(keys[0]).removeprefix(conf.current().gate_prefix), arguments, before)
+            names = [_text(key).removeprefix(conf.current().gate_prefix) for key in keys[::5]]
+            return self._admit(names, arguments, before)
         return REPLIES[name](keys, arguments) if name else []
 
     @staticmethod
@@ -95,42 +110,93 @@ class MemoryClient:
         if not _is_reachable:
             raise redis_py.ConnectionError(REDIS_IS_LOST)
 
-    def _admit(self, gate: str, arguments: Sequence[Any], before: Asked) -> list[Any]:
+    def _admit(self, names: Sequence[str], arguments: Sequence[Any], before: Mapping[str, Asked]) -> list[Any]:
         """Do what `gate_acquire.lua` does, with slots that are counted from the rows."""
-        own_limit, expected, mode, ids = arguments[1], arguments[2], _text(arguments[3]), arguments[7::3]
-        most = _text(arguments[6])
-        asking = [_text(id) for id in ids]
-        row, is_paused = rows_of(Gate).filter(name=gate).first(), gates.is_paused(gate)
-        limit = row.limit if row else None if own_limit in ("", b"") else int(own_limit)
-        expected = str(row.expected_seconds if row else expected).encode()
-        if not is_paused and (limit is None or limit <= 0):
-            return [b"undefined" if limit is None else b"open", limit or 0, 0, expected, 0, 0]
-        holders = set(map(str, rows_of(TaskRecord).holding_slot(gate).values_list("id", flat=True)))
-        if before.gate == gate:
-            # Of the tasks of this call, which have no rows yet.
-            holders.update(before.holders)
-        waiters = [*_waiting_at(gate), *(before.joined if before.gate == gate else ())]
-        places = {id: place for place, id in enumerate(waiters)}
-        waiting = len(places)
-        for id in asking:
-            if id not in holders:
-                places.setdefault(id, len(places))
-        free = 0 if is_paused else (limit or 0) - len(holders)
-        refused = [id for id in asking if id not in holders and places[id] >= free]
-        joining = len(refused) if mode == "wait" else min(max(int(most or 0) - waiting, 0), len(refused))
-        if len(refused) > joining and mode == "all":
-            return [b"paused" if is_paused else b"full", limit or 0, len(holders), expected, waiting, 0]
-        holders.update(set(asking).difference(refused))
+        mode, most, tasks = _text(arguments[1]), int(_text(arguments[4]) or 0), arguments[6 + 2 * len(names) :]
+        asking = [_text(id) for id in tasks[::4]]
+        states: list[GateState] = []
+        for number, name in enumerate(names, 1):
+            own_limit, expected = arguments[4 + 2 * number], arguments[5 + 2 * number]
+            row, is_paused = rows_of(Gate).filter(name=name).first(), gates.is_paused(name)
+            limit = row.limit if row else None if own_limit in ("", b"") else int(own_limit)
+            expected = str(row.expected_seconds if row else expected).encode()
+            if limit is None and not is_paused:
+                return [b"undefined", number, 0, 0, expected, 0]
+            if is_paused or (limit or 0) > 0:
+                of_gate = before.get(name, Asked())
+                states.append(_state(name, number, limit or 0, expected, is_paused, of_gate, asking, mode))
+        if not states:
+            return [b"open", 1, limit or 0, 0, expected, 0]
+        refused, refusing, joined = _decide(states, asking, mode, most)
+        first = states[0]
+        if refusing and mode == "all":
+            word = b"paused" if refusing.is_paused else b"full"
+            numbers = refusing.limit, len(refusing.holders), refusing.expected, refusing.waiting
+            return [word, refusing.number, *numbers]
+        for state in states:
+            state.holders.update(set(asking).difference(refused))
         if len(asking) == members.IDS_PER_CALL:
-            earlier = before.joined if before.gate == gate else []
-            self._last = Asked(gate, holders, [*earlier, *refused[:joining]])
-        return [b"admitted", limit or 0, len(holders), expected, waiting, joining, *(id.encode() for id in refused)]
+            self._last = {
+                state.name: Asked(state.holders, [*state.before.joined, *joined[state.name]]) for state in states
+            }
+        without: list[Any] = []
+        for id, state in refused.items():
+            without += [id.encode(), state.number, b"1" if id in joined[state.name] else b"0"]
+        return [b"admitted", first.number, first.limit, len(first.holders), first.expected, first.waiting, *without]
 
 
-def _waiting_at(gate: str) -> list[str]:
-    """Return the ids of the tasks that wait at a gate, those that are next first, as their rows say."""
+def _state(
+    name: str,
+    number: int,
+    limit: int,
+    expected: bytes,
+    is_paused: bool,
+    before: Asked,
+    asking: Sequence[str],
+    mode: str,
+) -> GateState:
+    # What this call's earlier parts hold has no rows yet.
+    holders = {*map(str, rows_of(TaskRecord).holding_slot(name).values_list("id", flat=True)), *before.holders}
+    # Those of several gates, which may wait for another one, keep nobody out.
+    waiters = [*_waiting_at(name, with_several=mode != "wait"), *before.joined]
+    places = {id: place for place, id in enumerate(waiters)}
+    for id in asking:
+        if id not in holders:
+            places.setdefault(id, len(places))
+    free = 0 if is_paused else limit - len(holders)
+    return GateState(name, number, limit, expected, is_paused, holders, places, len(waiters), free, before)
+
+
+def _decide(
+    states: Sequence[GateState], asking: Sequence[str], mode: str, most: int
+) -> tuple[dict[str, GateState], GateState | None, dict[str, list[str]]]:
+    """Return who is refused by which gate, the first gate that lets one of them not even wait, and who waits where."""
+    refused: dict[str, GateState] = {}
+    refusing: GateState | None = None
+    joined: dict[str, list[str]] = {state.name: [] for state in states}
+    left = {state.name: state.free for state in states}
+    for id in asking:
+        lacking = [state for state in states if id not in state.holders]
+        full = [state for state in lacking if left[state.name] < 1 or state.places[id] >= state.free]
+        if not full:
+            for state in lacking:
+                left[state.name] -= 1
+            continue
+        by = refused[id] = min(full, key=lambda state: 0 if state.is_paused else state.limit)
+        if mode == "wait" or len(joined[by.name]) < most - by.waiting:
+            joined[by.name].append(id)
+        else:
+            refusing = refusing or by
+    return refused, refusing, joined
+
+
+def _waiting_at(gate: str, *, with_several: bool = True) -> list[str]:
+    """Return the ids of the tasks that wait at a gate, those that are next first, as their rows say.
+
+    with_several: also those that need slots of other gates too.
+    """
     rows = rows_of(TaskRecord).waiting_at_gate(gate).order_by("-priority", "id")
-    return list(map(str, rows.values_list("id", flat=True)))
+    return list(map(str, (rows if with_several else rows.filter(other_gates="")).values_list("id", flat=True)))
 
 
 def _rank(key: str, id: str) -> int | None:

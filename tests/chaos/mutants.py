@@ -198,14 +198,15 @@ def check_then_add() -> None:
     """The gate looks, then adds."""
     from django_asyncq import QueueFull, broker, gates
 
-    def admit(name: str, records: Any, *, mode: str, seconds: int, again: bool = False) -> gates.Admission:
+    def admit(of_tasks: Any, records: Any, *, mode: str, seconds: int, again: bool = False) -> gates.Admission:
+        name = of_tasks[0].name
         client, key = broker.Broker("producer").client, gates.keys(name)[0]
         limit = int(client.hget(gates.keys(name)[1], "limit") or records[0].queue_limit)
         occupancy = client.zcard(key)
         if occupancy >= limit:
             raise QueueFull(gate=name, limit=limit, occupancy=occupancy, retry_after=1)
         client.zadd(key, {str(record.id): int(time.time()) + seconds for record in records})
-        return gates.Admission(set(), set(), limit, occupancy, 1.0, 0)
+        return gates.Admission({}, set(), limit, occupancy, 1.0, 0)
 
     replace((gates, _module_of(gates.acquire)), "admit", admit)
 
@@ -227,8 +228,8 @@ def lasting_slots() -> None:
 
     admit = gates.admit
 
-    def admit_for_long(name: str, records: Any, *, mode: Any, seconds: int, again: bool = False) -> Any:
-        return admit(name, records, mode=mode, seconds=0, again=again)
+    def admit_for_long(of_tasks: Any, records: Any, *, mode: Any, seconds: int, again: bool = False) -> Any:
+        return admit(of_tasks, records, mode=mode, seconds=0, again=again)
 
     replace((gates, _module_of(gates.acquire)), "admit", admit_for_long)
     replace(Reconciler, "audit_gates", lambda self, names: gates.Drift(0, 0))

@@ -164,7 +164,7 @@ def hammer(seconds: str, gate_count: str, limit: str, long_share: str, long_seco
         record = TaskRecord(gate=name, queue_limit=int(limit), expected_seconds=1)
         asked = time.monotonic()
         try:
-            gates.admit(name, [record], mode="all", seconds=int(float(long_seconds)) + 3 if is_long else 2)
+            gates.admit(record.gates, [record], mode="all", seconds=int(float(long_seconds)) + 3 if is_long else 2)
         except (QueueFull, GateUnavailable):
             time.sleep(chance.uniform(0, 0.002))
             continue
@@ -239,7 +239,7 @@ def sparse(seconds: str, limit: str) -> None:
 def _enter(name: str, limit: int, *, hold: int) -> TaskRecord | None:
     record = TaskRecord(gate=name, queue_limit=limit, expected_seconds=1)
     try:
-        gates.admit(name, [record], mode="all", seconds=hold)
+        gates.admit(record.gates, [record], mode="all", seconds=hold)
     except (QueueFull, GateUnavailable):
         return None
     note("in", gate=name, id=str(record.id))

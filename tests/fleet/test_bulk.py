@@ -419,6 +419,25 @@ def test_tasks_of_a_full_gate_wait_until_it_has_a_free_slot() -> None:
     assert (action.state, counts(action), action.full_gates) == (BulkState.FINISHED, (8, 0, 0), [])
 
 
+def test_a_task_of_several_gates_waits_for_the_one_that_is_full() -> None:
+    """It keeps no task out that needs only the other gate, and each is retried once."""
+    Gate.objects.create(name="g", limit=9)
+    Gate.objects.create(name="h", limit=1)
+    of_both = make(3, gate="g", other_gates="\nh\t\n")
+    make(2, gate="g")
+    make(2, gate="h", other_gates="\ng\t\n")
+    runner = BulkRunner(plain)
+    action = work(start_bulk("retry", {"name": ADD}), runner, pages=3)
+    assert (counts(action), action.full_gates) == ((3, 0, 4), ["h"])
+    for done, row in enumerate(TaskRecord.objects.exclude(gate="g", other_gates="").order_by("id")[:4], 4):
+        for gate in ("g", "h"):
+            gates.release_ids(gate, [str(row.id)])
+        action = work(action, runner, pages=2)
+        assert counts(action)[0] == done
+    assert of_both
+    assert (action.state, counts(action)) == (BulkState.FINISHED, (7, 0, 0))
+
+
 def test_a_full_gate_is_asked_every_two_seconds() -> None:
     """No busy loop: in between no page touches its tasks."""
     Gate.objects.create(name="g", limit=1)

@@ -210,6 +210,116 @@ def test_the_limit_holds_and_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
     run_state_machine_as_test(Waiting, settings=settings(max_examples=15, stateful_step_count=25, deadline=None))
 
 
+SECOND = "h"
+BOTH = PLAIN.using(gate=("{gate}", SECOND), queue_limit=2)
+BOTH_WAIT = BOTH.using(on_full="wait", max_waiting=4)
+BOTH_LANE = BOTH_WAIT.using(ordered=True)
+SECOND_WAITS = WAITING.using(gate=SECOND)
+# Named before and after the others, so that a refusal comes from each side.
+THREE_WAIT = WAITING.using(gate=("{gate}", SECOND, "a"), queue_limit=(2, None, 2))
+KINDS = [BOTH, BOTH_WAIT, BOTH_LANE, SECOND_WAITS, THREE_WAIT]
+
+
+class WaitingForSeveral(Waiting):
+    """The same with calls that need slots of one, two or three gates; limits go from 1 to 3."""
+
+    NAMES = (GATE, SECOND, "a")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = {GATE: 2, SECOND: 2, "a": 2}
+        self.held_at: dict[str, int] = {}
+
+    @rule(kind=st.sampled_from(KINDS), priority=st.sampled_from([0, 0, 5]))
+    def call_of_several(self, kind: Any, priority: int) -> None:
+        """Refused, waiting at one of the gates, or with all slots."""
+        if kind is THREE_WAIT and not Gate.objects.filter(name=SECOND).exists():
+            Gate.objects.create(name=SECOND, limit=self.limits[SECOND], expected_seconds=1)
+            gates.forget_built(SECOND)
+        self.enqueue(kind.using(priority=priority))
+
+    @rule(count=st.integers(2, 7), partial=st.booleans())
+    def many_of_several(self, count: int, partial: bool) -> None:
+        """In one call."""
+        before = TaskRecord.objects.count()
+        try:
+            results = BOTH_WAIT.enqueue_many([(GATE,)] * count, partial=partial)
+        except QueueFull:
+            assert TaskRecord.objects.count() == before
+            return
+        self.enqueued |= {UUID(result.id) for result in results if result is not None}
+
+    @rule(name=st.sampled_from([GATE, SECOND]), limit=st.sampled_from([1, 2, 3]))
+    def set_limit_of(self, name: str, limit: int) -> None:
+        """In force at once."""
+        Gate.objects.filter(name=name).delete()
+        Gate.objects.create(name=name, limit=limit, expected_seconds=1)
+        gates.forget_built(name)
+        self.limits[name] = limit
+
+    def set_limit(self, limit: int) -> None:
+        """Said of each gate above."""
+
+    @rule(what=st.sampled_from(["the gate", "the line"]), name=st.sampled_from(NAMES))
+    def forget_of(self, what: str, name: str) -> None:
+        """One of the gates loses its memory while nothing runs."""
+        if self.runs:
+            return
+        of_gate = gates.keys(name)
+        Broker().client.delete(*of_gate if what == "the gate" else (of_gate.waiters,))
+        if what == "the line":
+            self.reconciler.sweep()
+
+    @rule()
+    def die_while_moving(self) -> None:
+        """The leader dies when Redis has moved a task, or given it its slots, before the row says so."""
+        row = TaskRecord.objects.waiting_at_gate().exclude(other_gates="").filter(state=TaskState.QUEUED).first()
+        if row is not None and not gates.confirm([row], again=True):
+            self.half_in.add(row.id)
+
+    @rule()
+    def lose_a_slot(self) -> None:
+        """A task that has not begun loses the slot of one of its gates, and is pushed again."""
+        row = TaskRecord.objects.queued().filter(reason=FailureReason.NONE).exclude(other_gates="").first()
+        if row is not None:
+            gates.release_ids(row.gates[-1].name, [str(row.id)])
+            Broker().remove("default", [str(row.id)])
+            lifecycle.dispatch([row], again=True)
+
+    @invariant()
+    def each_gate_keeps_its_limit(self) -> None:
+        """By the rows, and by the slots in Redis of tasks that are no worker's and no half done step's."""
+        for name, limit in self.limits.items():
+            held = TaskRecord.objects.holding_slot(name).count()
+            assert held <= max(limit, self.held_at.get(name, 0)), (name, held, limit)
+            self.held_at[name] = held
+
+    def at_most_the_limit_is_queued_or_running(self) -> None:
+        """Said of each gate above."""
+
+    def the_line_is_bounded(self) -> None:
+        """One that is moved may come to a line that is full."""
+
+    @invariant()
+    def nobody_stands_in_two_lines(self) -> None:
+        """By Redis, a task waits at one of its gates at most."""
+        lines = [id for name in self.limits for id in gates.waiters(name)]
+        assert len(lines) == len(set(lines)), lines
+
+    def teardown(self) -> None:
+        """Everything ends, and no slot is left at any gate."""
+        super().teardown()
+        assert [gates.slots(name) for name in self.limits] == [[]] * 3
+
+
+def test_the_limits_of_several_gates_hold_and_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of twenty-five steps."""
+    monkeypatch.setattr("django_asyncq.fleet.reconciler.GRACE_SECONDS", 0)
+    run_state_machine_as_test(
+        WaitingForSeveral, settings=settings(max_examples=12, stateful_step_count=25, deadline=None)
+    )
+
+
 @contextmanager
 def given_up() -> Iterator[None]:
     """Let each outcome release the slot, that of a lane too."""
@@ -240,3 +350,14 @@ def test_finds_what_is_broken(mutant: str, monkeypatch: pytest.MonkeyPatch) -> N
     many = settings(max_examples=200, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
     with broken, pytest.raises((AssertionError, Flaky)):
         run_state_machine_as_test(Waiting, settings=settings(many, phases=[Phase.generate]))
+
+
+@pytest.mark.long
+def test_finds_a_gate_that_admits_although_the_next_one_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With only the first gate asked, some sequence breaks a limit."""
+    monkeypatch.setattr("django_asyncq.fleet.reconciler.GRACE_SECONDS", 0)
+    whole = admission.admit
+    monkeypatch.setattr(admission, "admit", lambda of_tasks, *args, **options: whole(of_tasks[:1], *args, **options))
+    many = settings(max_examples=200, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
+    with pytest.raises((AssertionError, Flaky)):
+        run_state_machine_as_test(WaitingForSeveral, settings=settings(many, phases=[Phase.generate]))

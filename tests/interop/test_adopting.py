@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -359,8 +360,14 @@ def test_rows_can_be_cancelled_and_deleted(redis_client: redis.Redis) -> None:
     assert redis_client.llen(QueueKeys(QUEUE).pending) == 0
 
 
-def test_a_full_gate_sends_the_message_back(redis_client: redis.Redis) -> None:
+@pytest.mark.parametrize(("gate", "limit"), [("wire-gate", 1), (("wire-gate", "wire-second"), (2, 1))])
+def test_a_full_gate_sends_the_message_back(redis_client: redis.Redis, gate: Any, limit: Any, request: Any) -> None:
     """A gate cannot refuse a Go client: the message waits without a row, and others can take it."""
+    before = wire_tasks.gated.gate, wire_tasks.gated.queue_limit
+    for name, value, old in zip(("gate", "queue_limit"), (gate, limit), before, strict=True):
+        # A task is frozen.
+        object.__setattr__(wire_tasks.gated, name, value)
+        request.addfinalizer(partial(object.__setattr__, wire_tasks.gated, name, old))
     for id in ("a", "b"):
         go_client.enqueue(redis_client, QUEUE, "gated", id=id)
     (claimed,) = claim()

@@ -147,6 +147,10 @@ def test_gate_unique_and_delay(peer: GoPeer) -> None:
     gated.enqueue(to="a")
     with pytest.raises(QueueFull):
         gated.enqueue(to="b")
+    several = remote("several", queue_name="go", gate=("account-{to}", "smtp-2"), queue_limit=(2, 1))
+    several.enqueue(to="a")
+    with pytest.raises(QueueFull, match="'smtp-2'"):
+        several.enqueue(to="b")
     single = remote("single", queue_name="go", unique="{to}")
     single.enqueue(to="a")
     with pytest.raises(DuplicateTask):

@@ -14,6 +14,7 @@ from django.utils import timezone
 from django_asyncq import gates
 from django_asyncq.core.names import uuid7
 from django_asyncq.models import TaskRecord, TaskState
+from django_asyncq.models.tasks import HOLDS_SLOT
 from django_asyncq.storage import batches
 
 pytestmark = pytest.mark.django_db
@@ -30,7 +31,8 @@ LOOKS = {
     # The index of failed rows holds all of them too; PostgreSQL chooses by its statistics.
     "failed": (ROWS.failed(), "asyncq_state_id|asyncq_name_exception"),
     "retrying": (ROWS.retrying(), "asyncq_state_id|asyncq_name_exception|asyncq_retry_at"),
-    "live at a gate": (ROWS.at_gate("a").filter(state__in=gates.LIVE_STATES), "asyncq_gate_state"),
+    "holds a slot of the gate where it stands": (ROWS.in_two_parts_at("a")[0].filter(HOLDS_SLOT), "asyncq_gate_state"),
+    "holds a slot of another gate too": (ROWS.in_two_parts_at("a")[1].filter(HOLDS_SLOT), "asyncq_other_gates"),
     "waiting at a gate": (ROWS.waiting_at_gate("a"), "asyncq_gate_state"),
     "live at any gate": (ROWS.at_gate().filter(state__in=gates.LIVE_STATES), "asyncq_"),
     "failed, newest first": (ROWS.failed().order_by("-id"), "asyncq_state_id"),
@@ -75,6 +77,7 @@ def test_rows_without_a_value_are_in_no_index_of_it() -> None:
     """A plain task has no gate and no unique slot, so its INSERT and its changes of state write neither index."""
     conditions = {
         "asyncq_gate_state": "gate",
+        "asyncq_other_gates": "other_gates",
         "asyncq_unique_slot": "unique_slot",
         "asyncq_name_exception": "state",
         "asyncq_wire_id": "wire_id",

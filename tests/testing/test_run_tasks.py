@@ -524,6 +524,24 @@ class Behaviour(Kit):
         with pytest.raises(QueueFull):
             tasks.gated.enqueue_many([()])
 
+    def test_task_of_several_gates_has_all_slots_or_none(self) -> None:
+        """Refused, waiting or let in as by Redis, and at the same gate."""
+        both = tasks.gated.using(gate=("kit", "narrow"), queue_limit=(2, 1))
+        first = both.enqueue()
+        with pytest.raises(QueueFull) as caught:
+            both.enqueue()
+        assert (caught.value.gate, caught.value.limit, caught.value.occupancy) == ("narrow", 1, 1)
+        second, third = both.using(on_full="wait").enqueue(), both.using(on_full="wait", priority=5).enqueue()
+        assert {row(each).gate for each in (second, third)} == {"narrow"}
+        other = tasks.gated.enqueue()
+        with pytest.raises(QueueFull) as caught:
+            tasks.gated.enqueue()
+        assert caught.value.gate == "kit"
+        ran = [result.id for result in run_tasks()]
+        assert set(ran) == {first.id, second.id, third.id, other.id}
+        accepted = both.enqueue_many([(), (), ()], partial=True)
+        assert [each is not None for each in accepted] == [True, False, False]
+
     def test_gate_row_and_missing_limit(self) -> None:
         """The row wins over the task's own limit; without either there is none."""
         with self.committed():

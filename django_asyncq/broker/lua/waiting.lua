@@ -10,11 +10,13 @@ local PRIORITY_STEP = 2 ^ 42
 
 -- ids: of one moment; they are ordered by id. priorities: theirs. time: of Redis. own_limit: that the tasks bring
 -- along, or "". is_next: whether they are before all others, because they have just lost the slots that were theirs.
-local function wait_at(waiters, meta, ids, priorities, time, own_limit, is_next)
+-- scores_before: of each the score that it had in another line, or false; nil for none.
+local function wait_at(waiters, meta, ids, priorities, time, own_limit, is_next, scores_before)
   local since, scores = time[1] * 1000 + math.floor(time[2] / 1000), {}
   local first = is_next and tonumber(call('ZRANGE', waiters, 0, 0, 'WITHSCORES')[2])
   for n, id in ipairs(ids) do
-    local score = first and first - 1 or since - (whole(priorities[n]) or 0) * PRIORITY_STEP
+    local before = scores_before and tonumber(scores_before[n] or '')
+    local score = before or first and first - 1 or since - (whole(priorities[n]) or 0) * PRIORITY_STEP
     scores[#scores + 1], scores[#scores + 2] = string.format('%.0f', score), id
   end
   if not is_next and call('ZCARD', waiters) == 0 then call('HSET', meta, 'kept', time[1]) end

@@ -61,7 +61,7 @@ def _note(task: Any) -> str:
     notes = {
         "runs alone next": task.is_suspect,
         "of another program": task.is_remote or task.wire_id is not None,
-        f"at gate {task.gate}": task.gate,
+        f"at gate {', '.join((task.gate, *task.other_gates))}": task.gate,
         f"retried at {task.retry_at:%Y-%m-%d %H:%M:%S}" if task.retry_at else "": task.retry_at,
     }
     return ", ".join(text for text, applies in notes.items() if applies)
