@@ -148,7 +148,7 @@ def info_of(row: TaskRecord) -> TaskInfo:
         id=row.id,
         name=row.name,
         state=state_of(row),
-        reason=reason_of(row),
+        reason=reason_word(row.reason),
         error=row.last_exception,
         backend=row.backend,
         queue=row.queue_name,
@@ -173,14 +173,19 @@ def info_of(row: TaskRecord) -> TaskInfo:
 
 def state_of(row: TaskRecord) -> str:
     """Return the word for a row's state."""
-    if row.state == TaskState.FAILED and row.retry_at is not None:
+    return state_word(row.state, row.retry_at)
+
+
+def state_word(state: int, retry_at: datetime | None) -> str:
+    """Return the word for a state, and for when it is retried."""
+    if state == TaskState.FAILED and retry_at is not None:
         return "retrying"
-    return TaskState(row.state).name.lower()
+    return TaskState(state).name.lower()
 
 
-def reason_of(row: TaskRecord) -> str:
-    """Return the word for why a row has failed, or waits at its gate; "" for none."""
-    return FailureReason(row.reason).name.lower() if row.reason else ""
+def reason_word(reason: int) -> str:
+    """Return the word for why a task has failed, or waits at its gate; "" for none."""
+    return FailureReason(reason).name.lower() if reason else ""
 
 
 def _digits(text: str) -> str:

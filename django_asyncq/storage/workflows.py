@@ -16,14 +16,16 @@ from ..models import TaskEdge, TaskRecord
 from .routing import rows_of, writing_database
 
 MOST_LOOKED_AT = 500
-# As conditions on the workflow `found.id`.
-TASK_OF_IT = "SELECT 1 FROM {table} AS one WHERE one.workflow_id = found.id AND "
+# A task of the workflow `found.id`; with LIMIT, because MariaDB and PostgreSQL may make of an EXISTS a list of all
+# workflows, for which they read all of the table.
+TASK_OF_IT = "(SELECT 1 FROM {{table}} AS one WHERE one.workflow_id = found.id AND {condition} LIMIT 1)"
+OPEN, ENDED_FAILED = "finished_at IS NULL", "finished_at IS NOT NULL AND state = 3"
 STATES = {
-    "running": "EXISTS (" + TASK_OF_IT + "finished_at IS NULL)",
-    "failed": "EXISTS (" + TASK_OF_IT + "finished_at IS NOT NULL AND state = 3)",
-    "finished": "NOT EXISTS (" + TASK_OF_IT + "finished_at IS NULL)",
+    "running": TASK_OF_IT.format(condition=OPEN) + " IS NOT NULL",
+    "failed": TASK_OF_IT.format(condition=ENDED_FAILED) + " IS NOT NULL",
+    "finished": TASK_OF_IT.format(condition=OPEN) + " IS NULL",
 }
-STATEMENT = """
+WALK = """
     WITH RECURSIVE found (id, number) AS (
         SELECT (SELECT workflow_id FROM {{table}} WHERE workflow_id < %s ORDER BY workflow_id DESC LIMIT 1), 1
         UNION ALL
@@ -32,8 +34,16 @@ STATEMENT = """
         ), number + 1
         FROM found WHERE found.id >= %s AND number < %s
     )
-    SELECT id, CASE WHEN {condition} THEN 1 ELSE 0 END FROM found WHERE id >= %s ORDER BY number
 """
+# MariaDB begins each step of such a walk at the end of the index: 1 s for 500 workflows of 20 tasks. Here it reads each
+# entry of the workflows of a page once: 40 ms.
+WALK_OF_MYSQL = """
+    WITH found AS (
+        SELECT DISTINCT workflow_id AS id FROM {{table}} WHERE workflow_id < %s AND workflow_id >= %s
+        ORDER BY workflow_id DESC LIMIT %s
+    )
+"""
+LOOK = "SELECT id, CASE WHEN {condition} THEN 1 ELSE 0 END FROM found WHERE id >= %s ORDER BY id DESC"
 
 
 class FoundWorkflows(NamedTuple):
@@ -59,12 +69,15 @@ def ids_of_workflows(
     if name:
         is_path = "." in name
         test = "= %s" if is_path else connection.operators["endswith"]
-        conditions.append("EXISTS (" + TASK_OF_IT + f"name {test})")
+        # A check, which no other index leads to.
+        check = f"CASE WHEN name {test} THEN 1 ELSE 0 END = 1"
+        conditions.append(TASK_OF_IT.format(condition=check) + " IS NOT NULL")
         values.append(name if is_path else f"%.{connection.ops.prep_for_like_query(name)}")
     looked_at = MOST_LOOKED_AT if conditions else most + 1
     field, table = TaskRecord._meta.get_field("workflow_id"), connection.ops.quote_name(TaskRecord._meta.db_table)
     lowest, highest = (field.get_db_prep_value(id, connection) for id in (since, before))
-    statement = STATEMENT.format(condition=" AND ".join(conditions) or "1 = 1").format(table=table)
+    walk = WALK_OF_MYSQL if connection.vendor == "mysql" else WALK
+    statement = (walk + LOOK).format(condition=" AND ".join(conditions) or "1 = 1").format(table=table)
     with connection.cursor() as cursor:
         cursor.execute(statement, [highest, lowest, looked_at, *values, lowest])
         found = [(UUID(str(id)), bool(is_chosen)) for id, is_chosen in cursor.fetchall()]
