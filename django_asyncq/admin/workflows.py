@@ -72,7 +72,8 @@ def workflows(model_admin: ModelAdmin[Any], request: HttpRequest) -> dict[str, A
     chosen = {
         "state": given.get("state", "") if given.get("state") in CHOICES else "",
         "span": given.get("span", "") if given.get("span") in SPANS else DEFAULT_SPAN,
-        "q": given.get("q", "").strip()[:200],
+        # PostgreSQL takes no text with a NUL.
+        "q": given.get("q", "").replace("\x00", "").strip()[:200],
     }
     now, span = database_clock.now(), SPANS[chosen["span"]][0]
     since = None if span is None else base.aware(now) - span

@@ -81,6 +81,7 @@ def test_the_list_shows_each_workflow_with_how_far_it_is(viewer: Client) -> None
     assert re.findall(r"workflow/\?id=([0-9a-f-]{36})", page) == [str(failed)]
     assert "?state=failed&amp;span=1h&amp;q=load" in page
     assert "No workflow is like this" in words(html(viewer, f"{LIST}workflows/?q=nothing&state=never&span=never"))
+    assert "No workflow is like this" in words(html(viewer, f"{LIST}workflows/?q=%00nothing%25"))
     page = html(viewer, f"{LIST}workflows/?before={failed}")
     assert re.findall(r"workflow/\?id=([0-9a-f-]{36})", page) == [str(done)]
 

@@ -171,6 +171,11 @@ def test_the_tasks_of_a_workflow_are_listed_by_pages() -> None:
     """As all other tasks."""
     id = sum_of(1, 2, 3)
     sum_of(4)
+    out = StringIO()
+    call_command("asyncq", "tasks", "list", "--workflow", str(id), "--state", "queued", stdout=out)
+    assert out.getvalue().count("waits for 3 tasks") == 1 and out.getvalue().count("workflow_tasks.load") == 3
+    with pytest.raises(CommandError, match="give a whole id"):
+        call_command("asyncq", "tasks", "list", "--workflow", "x", stdout=out)
     page = Inspector().tasks.page(TaskFilter(workflow=id), most=3)
     rest = Inspector().tasks.page(TaskFilter(workflow=id), most=3, before=page.next)
     assert [each.waits_for for each in (*page.tasks, *rest.tasks)] == [1, 3, 0, 0, 0] and rest.next is None
@@ -197,6 +202,8 @@ def test_a_graph_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) 
     with CaptureQueriesContext(connection) as queries:
         assert Inspector().workflows.graph(id) is None
     assert len(queries) == 1
+    with pytest.raises(CommandError, match=f"asyncq tasks list --workflow {id}"):
+        run("show", id, "--graph")
 
 
 # --- retry and cancel

@@ -71,7 +71,9 @@ def _show(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> No
     found = _details(inspector, options["id"])
     graph = inspector.workflows.graph(found.id) if options["graph"] else None
     if options["graph"] and graph is None:
-        raise CommandError("This workflow is too large to show its graph: `asyncq tasks list` shows its tasks.")
+        raise CommandError(
+            f"This workflow is too large to show its graph: `asyncq tasks list --workflow {found.id}` shows its tasks."
+        )
     texts = _why([*found.failed, *found.open])
     more = {} if graph is None else asdict(graph)
     printer.document({**asdict(found), "progress": found.progress, "why_not_running": texts, **more})
