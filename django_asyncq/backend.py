@@ -156,9 +156,10 @@ class AsyncqBackend(compat.BaseTaskBackend):
         Raises: as `enqueue`.
         """
         if header_sources.tracers:
-            # One trace for all of them.
+            # One trace for all of them. An error in it must show no secret of any of them.
             calls = [Arguments(node.args, node.kwargs) for node in nodes]
-            return header_sources.traced(lambda *_: self._enqueue_steps(nodes), nodes[0].task, calls, False)
+            task = next((node.task for node in nodes if node.task.sensitive), nodes[0].task)
+            return header_sources.traced(lambda *_: self._enqueue_steps(nodes), task, calls, False)
         return self._enqueue_steps(nodes)
 
     def _enqueue_steps(self, nodes: Sequence[Node]) -> list[Any]:

@@ -48,7 +48,7 @@ ROWS_FOR_CHOICES = 500
 
 STATES = {state.name.lower(): state for state in TaskState}
 # Keys of `storage.matching` that an address has under another name, and what people call each.
-NAMES = {"last_exception": "error", "queue_name": "queue", "batch_id": "batch"}
+NAMES = {"last_exception": "error", "queue_name": "queue", "batch_id": "batch", "workflow_id": "workflow"}
 LABELS: dict[str, Any] = {
     "state": gettext_lazy("state"),
     "reason": gettext_lazy("reason of failure"),
@@ -59,6 +59,7 @@ LABELS: dict[str, Any] = {
     "last_exception": gettext_lazy("last error"),
     "group": gettext_lazy("group"),
     "batch_id": gettext_lazy("batch"),
+    "workflow_id": gettext_lazy("workflow"),
     "enqueued_since": gettext_lazy("enqueued since"),
     "enqueued_until": gettext_lazy("enqueued before"),
     "finished_since": gettext_lazy("finished since"),
@@ -320,10 +321,10 @@ def _by_address(column: str) -> type[AddressFilter]:
     return type(f"Filter_{column}", (AddressFilter,), values)
 
 
-ADDRESS_FILTERS = [
-    _by_address(column)
-    for column in ("group", "batch_id", "enqueued_since", "enqueued_until", "finished_since", "finished_until")
-]
+IN_ADDRESS = (
+    "group", "batch_id", "workflow_id", "enqueued_since", "enqueued_until", "finished_since", "finished_until",
+)  # fmt: skip
+ADDRESS_FILTERS = [_by_address(column) for column in IN_ADDRESS]
 
 
 # --- Queries of the pages: from the database that is written to, only what is shown, and never all of a large table.
@@ -572,7 +573,7 @@ class TaskChangeList(NamedChangeList):
 # How many rows a page looks through for a filter that no index knows. The next page looks further.
 ROWS_LOOKED_THROUGH = 50_000
 WITHOUT_INDEX = {"queue", "backend", "group", "finished_since", "finished_until"}
-WITH_INDEX = {"name", "error", "reason", "batch", "worker"}
+WITH_INDEX = {"name", "error", "reason", "batch", "workflow", "worker"}
 
 
 def last_looked_at(request: HttpRequest, ends: Q, *, rising: bool) -> UUID | None:

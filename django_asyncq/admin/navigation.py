@@ -21,6 +21,7 @@ from .matching import NO_FILTERS
 PAGES: tuple[tuple[Text, str, str], ...] = (
     (gettext_lazy("Overview"), "app_list", "view_taskrecord"),
     (gettext_lazy("Tasks"), "django_asyncq_taskrecord_changelist", "view_taskrecord"),
+    (gettext_lazy("Workflows"), "django_asyncq_taskrecord_workflows", "view_taskrecord"),
     (gettext_lazy("Failures"), "django_asyncq_taskrecord_failures", "view_taskrecord"),
     (gettext_lazy("Queues"), "django_asyncq_taskrecord_queues", "view_taskrecord"),
     (gettext_lazy("Workers"), "django_asyncq_taskrecord_workers", "view_taskrecord"),

@@ -220,11 +220,17 @@ class Act:
 # --- what is done
 
 
-def _retry(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> None:
+def retry_and_say(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> Outcome:
+    """Retry tasks, say what became of them, and return that."""
     outcome = retry(model_admin.get_queryset(request), ids)
     history.note_tasks(request, outcome.retried, Did.RETRIED)
     for level, text in _sentences(outcome, _url_of_task(model_admin)):
         messages.add_message(request, level, text)
+    return outcome
+
+
+def _retry(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> None:
+    retry_and_say(model_admin, request, ids)
 
 
 def _run_now(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> None:
@@ -245,14 +251,19 @@ def _run_now(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection
 
 
 def _cancel(model_admin: ModelAdmin[Any], request: HttpRequest, ids: Collection[UUID]) -> None:
-    """Cancel tasks that wait, and ask those that a worker has to stop."""
-    wanted = [*model_admin.get_queryset(request).filter(pk__in=ids).order_by("id").values_list("pk", flat=True)]
+    wanted = model_admin.get_queryset(request).filter(pk__in=ids).order_by("id")
+    cancel_and_say(model_admin, request, list(wanted.values_list("pk", flat=True)))
+
+
+def cancel_and_say(model_admin: ModelAdmin[Any], request: HttpRequest, wanted: Sequence[UUID]) -> None:
+    """Cancel tasks that wait, and ask those that a worker has to stop; page by page in this order. Say how many."""
     pages = [wanted[start : start + IDS_PER_CALL] for start in range(0, len(wanted), IDS_PER_CALL)]
     total = lifecycle.cancel_pages(pages, by=request.user.get_username(), reason=reason_of(request))
-    rows = model_admin.get_queryset(request).filter(pk__in=wanted, cancel_requested_at__isnull=False).only("id", "name")
+    asked_for = model_admin.get_queryset(request).filter(cancel_requested_at__isnull=False).only("id", "name")
+    rows = [row for page in pages for row in asked_for.filter(pk__in=page)]
     if total.cancelled or total.asked:
         reason = reason_of(request)
-        history.note_tasks(request, list(rows), Did.CANCELLED_BECAUSE if reason else Did.CANCELLED, reason=reason)
+        history.note_tasks(request, rows, Did.CANCELLED_BECAUSE if reason else Did.CANCELLED, reason=reason)
     cancelled = ngettext("%(count)d task was cancelled.", "%(count)d tasks were cancelled.", total.cancelled)
     asked = ngettext(
         "%(count)d task may be running, and was asked to stop.",

@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import TaskRecord, TaskState
-from . import base, filters, forms, task_actions
+from . import base, filters, forms, task_actions, workflows
 from .base import LIVE_HEADER, has_right, render_page
 from .filters import ReadOnlyAdmin, TaskChangeList, search
 from .fleet import fleet_of
@@ -122,6 +122,7 @@ class TaskRecordAdmin(TaskColumns, ReadOnlyAdmin):
         """Show the task instead of a form."""
         context["page"] = TaskPage(obj, fleet_of(request), whole="full" in request.GET)
         context["buttons"] = self._buttons(request, obj, context["page"])
+        context["workflow"] = workflows.neighbours(self, obj)
         if obj.is_batch:
             context["members_url"] = f"{self.url_to('changelist')}{Matching({'batch_id': str(obj.pk)}).query}"
         may_change = has_right(request, "retry_task") and has_right(request, "view_payload")

@@ -8,6 +8,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.core.management.base import CommandError
@@ -44,6 +45,14 @@ def whole_number(least: int, most: int = LARGEST) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def whole_id(text: str) -> UUID:
+    """Read an id, such as `0198c5b1-7f3a-7000-8000-0123456789ab`."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: give a whole id, as `asyncq workflows list` shows it.") from None
 
 
 def duration(text: str) -> float:

@@ -333,9 +333,12 @@ class TaskRecord(models.Model):
             ),
             PartialIndex(fields=["after_id"], where=Q(after_id__isnull=False), name="asyncq_after_id"),
             PartialIndex(fields=["batch_id"], where=Q(batch_id__isnull=False), name="asyncq_batch_id"),
-            # By their ends: what is pruned asks whether one is live, or has finished later.
+            # By their ends: what is pruned asks whether one is live, or has finished later. A list of workflows counts
+            # them by their states, from the index alone.
             PartialIndex(
-                fields=["workflow_id", "finished_at"], where=Q(workflow_id__isnull=False), name="asyncq_workflow"
+                fields=["workflow_id", "finished_at", "state"],
+                where=Q(workflow_id__isnull=False),
+                name="asyncq_workflow",
             ),
             PartialIndex(
                 fields=["is_remote", "id"],

@@ -13,6 +13,7 @@ from .of_queues import Gates, Queues, Workers
 from .of_rates import Rates
 from .of_schedules import Schedules
 from .of_tasks import TaskFilter, Tasks
+from .of_workflows import WorkflowFilter, Workflows
 from .soundness import check
 from .values import (
     CancelCounts,
@@ -39,6 +40,13 @@ from .values import (
     TaskInfo,
     TaskPage,
     WorkerInfo,
+    WorkflowDetails,
+    WorkflowEdge,
+    WorkflowGraph,
+    WorkflowInfo,
+    WorkflowNode,
+    WorkflowPage,
+    WorkflowTask,
 )
 
 __all__ = [
@@ -75,6 +83,15 @@ __all__ = [
     "Tasks",
     "WorkerInfo",
     "Workers",
+    "WorkflowDetails",
+    "WorkflowEdge",
+    "WorkflowFilter",
+    "WorkflowGraph",
+    "WorkflowInfo",
+    "WorkflowNode",
+    "WorkflowPage",
+    "WorkflowTask",
+    "Workflows",
 ]
 
 
@@ -96,6 +113,7 @@ class Inspector:
             )
         self.backend = backend
         self.tasks = Tasks(backend)
+        self.workflows = Workflows(backend)
         self.entries = Entries(backend)
         self.queues = Queues(backend)
         self.workers = Workers(backend)

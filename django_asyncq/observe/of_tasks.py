@@ -44,7 +44,7 @@ STATES: dict[str, Q] = {
 SHOWN = (
     "id", "name", "state", "reason", "last_exception", "backend", "queue_name", "gate", "other_gates", "priority",
     "attempt", "max_attempts", "crash_count", "suspicion", "is_remote", "wire_id", "enqueued_at", "run_after",
-    "retry_at", "started_at", "finished_at",
+    "retry_at", "started_at", "finished_at", "workflow_id", "waits_for",
 )  # fmt: skip
 # What says where a task waits.
 PLACED = ("id", "state", "reason", "retry_at", "backend", "queue_name", "gate", "wire_id")
@@ -55,8 +55,8 @@ class TaskFilter:
     """Which tasks: those that meet all that is given.
 
     states: words of `TaskInfo.state`. name: the whole path of the task, or its last part. id_prefix: the first digits
-    of the id, at least one. error: class path of the last error, or its last part. since, until: when it was enqueued,
-    to the millisecond.
+    of the id, at least one. error: class path of the last error, or its last part. workflow: the id of one. since,
+    until: when it was enqueued, to the millisecond.
     Raises: InvalidOption.
     """
 
@@ -67,6 +67,7 @@ class TaskFilter:
     gate: str = ""
     id_prefix: str = ""
     error: str = ""
+    workflow: UUID | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -96,6 +97,8 @@ class TaskFilter:
         if self.id_prefix:
             digits = _digits(self.id_prefix)
             found = found.filter(id__range=(UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))))
+        if self.workflow is not None:
+            found = found.filter(workflow_id=self.workflow)
         if self.since is not None:
             found = found.filter(id__gte=lowest_uuid7_at(self.since))
         if self.until is not None:
@@ -145,7 +148,7 @@ def info_of(row: TaskRecord) -> TaskInfo:
         id=row.id,
         name=row.name,
         state=state_of(row),
-        reason=FailureReason(row.reason).name.lower() if row.reason else "",
+        reason=reason_word(row.reason),
         error=row.last_exception,
         backend=row.backend,
         queue=row.queue_name,
@@ -163,14 +166,26 @@ def info_of(row: TaskRecord) -> TaskInfo:
         retry_at=row.retry_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
+        workflow=row.workflow_id,
+        waits_for=row.waits_for or 0,
     )
 
 
 def state_of(row: TaskRecord) -> str:
     """Return the word for a row's state."""
-    if row.state == TaskState.FAILED and row.retry_at is not None:
+    return state_word(row.state, row.retry_at)
+
+
+def state_word(state: int, retry_at: datetime | None) -> str:
+    """Return the word for a state, and for when it is retried."""
+    if state == TaskState.FAILED and retry_at is not None:
         return "retrying"
-    return TaskState(row.state).name.lower()
+    return TaskState(state).name.lower()
+
+
+def reason_word(reason: int) -> str:
+    """Return the word for why a task has failed, or waits at its gate; "" for none."""
+    return FailureReason(reason).name.lower() if reason else ""
 
 
 def _digits(text: str) -> str:

@@ -15,7 +15,8 @@ class TaskInfo:
     state: "queued", "running", "succeeded", "failed" or "retrying". reason: why it failed, as "exception" or
     "cancelled"; "" where it has not. error: the class path of the last error. wire_id: what another program calls it.
     gate: of which it needs a slot; of several the one at which it waits, if it waits; other_gates: the others.
-    is_suspect: it runs alone next, because its worker process died twice in a row, or named it.
+    is_suspect: it runs alone next, because its worker process died twice in a row, or named it. workflow: the id of
+    that which it belongs to. waits_for: how many tasks must finish before it.
     """
 
     id: UUID
@@ -39,6 +40,8 @@ class TaskInfo:
     retry_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
+    workflow: UUID | None
+    waits_for: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,98 @@ class TaskPage:
 
     tasks: list[TaskInfo]
     next: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowInfo:
+    """A workflow as a list shows it: tasks that wait for each other.
+
+    name: that of its first task, "" when that was deleted. state: "running" while a task of it has not finished, then
+    "failed" or "succeeded". counts: how many tasks are in each state of `TaskInfo.state`. finished_at: when the last of
+    them did; None while it is running.
+    """
+
+    id: UUID
+    name: str
+    backend: str
+    state: str
+    total: int
+    finished: int
+    counts: dict[str, int]
+    began_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def progress(self) -> float:
+        """The share of its tasks that have finished, 0 to 1."""
+        return self.finished / self.total
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTask:
+    """The tasks of one name in a workflow. counts: as those of `WorkflowInfo`."""
+
+    name: str
+    total: int
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowDetails(WorkflowInfo):
+    """A workflow, and what holds it up.
+
+    tasks: its counts by the names of its tasks, that which began first at the beginning. failed: the first tasks that
+    have failed themselves, and not for another one. open: the first tasks that have not finished and wait for no other
+    one: all else waits for these.
+    """
+
+    tasks: list[WorkflowTask]
+    failed: list[TaskInfo]
+    open: list[TaskInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowPage:
+    """Some workflows, the newest first. next: what to give as `before` for those that follow; None at the end.
+
+    With a filter, a page may be empty, and others follow all the same: each looks at 500 workflows at most.
+    """
+
+    workflows: list[WorkflowInfo]
+    next: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowNode:
+    """A task in the graph of a workflow. depth: how many tasks stand one behind the other before it, at most."""
+
+    id: UUID
+    name: str
+    state: str
+    reason: str
+    waits_for: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowEdge:
+    """That one task waits for another. name: the argument that gets the value of the parent; "" for none.
+
+    runs_anyway: whether the child also runs when the parent has failed.
+    """
+
+    parent: UUID
+    child: UUID
+    name: str
+    runs_anyway: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowGraph:
+    """All tasks of a workflow, by their ids, and all edges between them."""
+
+    nodes: list[WorkflowNode]
+    edges: list[WorkflowEdge]
 
 
 @dataclass(frozen=True, slots=True)

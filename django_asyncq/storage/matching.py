@@ -94,7 +94,7 @@ def _conditions(found: Mapping[str, Any]) -> dict[str, Q]:
 # --- count what no index leads to, a part at a time
 
 # With one of these an index leads to the tasks; so it does to those that have not finished, and to those that failed.
-INDEXED = ("ids", "batch_id", "name", "last_exception", "reason", "gate")
+INDEXED = ("ids", "batch_id", "workflow_id", "name", "last_exception", "reason", "gate")
 ROWS_PER_PART = 50_000
 
 
@@ -209,6 +209,7 @@ KEYS = {
     **{key: _text(key) for key in ("name", "queue_name", "backend", "last_exception", "group")},
     "gate": Key(_texts, of_gates),
     "batch_id": Key(_ids, lambda ids: Q(batch_id__in=[uuid.UUID(id) for id in ids])),
+    "workflow_id": Key(_ids, lambda ids: Q(workflow_id__in=[uuid.UUID(id) for id in ids])),
     "enqueued_since": _time("id__gte", lowest_uuid7_at),
     "enqueued_until": _time("id__lt", lowest_uuid7_at),
     "finished_since": _time("finished_at__gte", _stored),

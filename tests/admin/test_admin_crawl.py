@@ -19,12 +19,14 @@ from django_asyncq.broker import Broker
 from django_asyncq.control import start_bulk
 from django_asyncq.models import (
     BulkAction,
+    FailureReason,
     Gate,
     Pause,
     PauseKind,
     Rate,
     Schedule,
     StartupRun,
+    TaskEdge,
     TaskLogLine,
     TaskRecord,
     TaskState,
@@ -71,6 +73,10 @@ def fill(text: str) -> None:
         task_id=failed.pk, fence=1, attempt=1, number=1, logged_at=now, level=20, logger=short, text=text[:2000]
     )
     tasks.gated.using(gate="narrow").enqueue("narrow")
+    parent = make(name=short[:90] or "x", workflow_id=failed.pk, **values)
+    make(TaskState.QUEUED, workflow_id=failed.pk, waits_for=1)
+    child = make(workflow_id=failed.pk, reason=FailureReason.PARENT_FAILED)
+    TaskEdge.objects.create(parent_id=parent.pk, child_id=child.pk, name=short)
     control.pause(PauseKind.QUEUE, "mail", by=short, note=text[:500])
     rows_of(Schedule).create(
         name=short, task="tests.tasks.tidy", cron="0 4 * * *", zone="UTC", kwargs={"days": text[:999]}

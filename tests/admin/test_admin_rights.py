@@ -56,6 +56,8 @@ ACTIONS = {
     "bulk_retry": Action(f"{LIST}bulk/?kind=retry&state=failed", {"view_taskrecord", "retry_task"}),
     "bulk_cancel": Action(f"{LIST}bulk/?kind=cancel&state=queued", {"view_taskrecord", "cancel_task"}),
     "bulk_delete": Action(f"{LIST}bulk/?kind=delete&state=failed", {"view_taskrecord", "delete_taskrecord"}),
+    "workflow_retry": Action(f"{LIST}workflow_retry/", {"view_taskrecord", "retry_task"}, {"id": "{workflow}"}),
+    "workflow_cancel": Action(f"{LIST}workflow_cancel/", {"view_taskrecord", "cancel_task"}, {"id": "{workflow}"}),
     "pause": Action(f"{LIST}pause/", {"view_taskrecord", "pause_queue"}, NAMED),
     "resume": Action(f"{LIST}resume/", {"view_taskrecord", "pause_queue"}, NAMED),
     "forget": Action(f"{LIST}forget/", {"view_taskrecord", "delete_taskrecord"}, {"queue": "mail"}),
@@ -93,6 +95,7 @@ def ids() -> dict[str, str]:
         "rate": Rate.objects.first(),
         "schedule": Schedule.objects.first(),
         "bulkaction": BulkAction.objects.latest("id"),
+        "workflow": TaskRecord.objects.exclude(workflow_id=None)[0].workflow_id,
     }
     return {name: str(getattr(each, "pk", each)) for name, each in found.items()}
 
@@ -101,10 +104,15 @@ def every_right() -> set[str]:
     return set(Permission.objects.filter(content_type__app_label="django_asyncq").values_list("codename", flat=True))
 
 
-def act(client: Client, action: Action, ids: dict[str, str]) -> Any:
-    """Do it, as somebody who has confirmed it with a reason."""
+def posted_by(action: Action, ids: dict[str, str]) -> dict[str, str]:
+    """What is posted by somebody who has confirmed it with a reason."""
     posted = {"confirmed": "yes", "reason": "why", "_selected_action": ids["taskrecord"], **action.posted}
-    return client.post(action.address.format(**ids), posted)
+    return {key: value.format(**ids) for key, value in posted.items()}
+
+
+def act(client: Client, action: Action, ids: dict[str, str]) -> Any:
+    """Do it."""
+    return client.post(action.address.format(**ids), posted_by(action, ids))
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -229,7 +237,7 @@ def test_a_read_only_database_gets_a_sentence_at_each_button(name: str, ids: dic
     """Not a server error. What needs no database is done, and its page shows it."""
     client = client_with(is_superuser=True)
     action = ACTIONS[name]
-    posted = {"confirmed": "yes", "reason": "why", "_selected_action": ids["taskrecord"], **action.posted}
+    posted = posted_by(action, ids)
     if name == "delete_selected":
         posted["post"] = "yes"
     before, (begin, end) = stored()[0], READ_ONLY[connection.vendor]

@@ -20,6 +20,7 @@ from .. import acl, tasks
 from ..admin_cases import LIST, client_with, make
 from ..broker.test_servers import SHOWN
 from ..proxy import Proxy
+from ..workflow_cases import make_large
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,13 +52,15 @@ def pages() -> list[str]:
     tasks.gated.using(gate=gates[0].name).enqueue(gates[0].name)
     failed, running = make(), make(TaskState.RUNNING, queue_name="q1", worker_ids=["host:1:7:x"])
     action = start_bulk("retry", {"state": "failed"}, by="ann")
+    workflow_id = make_large(70)
     return [
         APP,
         f"{APP}?span=7d",
         LIST,
         f"{LIST}?state=stuck",
         *(f"{LIST}{row.pk}/change/" for row in (failed, running)),
-        *(f"{LIST}{name}/" for name in ("queues", "workers", "failures", "enqueue")),
+        f"{LIST}workflow/?id={workflow_id}",
+        *(f"{LIST}{name}/" for name in ("workflows", "queues", "workers", "failures", "enqueue")),
         f"{LIST}rejected/?queue=q1",
         f"{LIST}queue/?queue=q1",
         f"{LIST}task/?name=tests.tasks.add",

@@ -25,6 +25,7 @@ from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.storage.routing import writing_database
 
 from ..admin_cases import LIST, client_with, error
+from ..workflow_cases import make_large
 
 pytestmark = [pytest.mark.long, pytest.mark.django_db(transaction=True), pytest.mark.timeout(3_000)]
 
@@ -168,7 +169,7 @@ def test_every_page_reads_little() -> None:
     fill_redis()
     Gate.objects.bulk_create(Gate(name=name, limit=5_000) for name in GATES)
     print(f"\n{connections[writing_database(TaskRecord)].vendor}: {ROWS:,} rows in {time.perf_counter() - began:.0f} s")
-    client = client_with(is_superuser=True)
+    client, workflow_id = client_with(is_superuser=True), make_large(10_000)
     failed = TaskRecord.objects.filter(state=TaskState.FAILED).order_by("id")[ROWS // 40]
     middle = TaskRecord.objects.order_by("id")[ROWS // 2]
     pages: dict[str, str | dict[str, Any]] = {
@@ -205,6 +206,11 @@ def test_every_page_reads_little() -> None:
         "search, error": {"q": "no luck"},
         "search, nothing": {"q": "nothing like it"},
         "task": f"{LIST}{failed.pk}/change/",
+        "workflows": f"{LIST}workflows/",
+        "workflows, running": f"{LIST}workflows/?state=running",
+        "workflows, name that none has": f"{LIST}workflows/?q=nothing",
+        "workflow of 10,000 tasks": f"{LIST}workflow/?id={workflow_id}",
+        "list, workflow": {"workflow": workflow_id},
         "queues": f"{LIST}queues/",
         "workers": f"{LIST}workers/",
         "failures": f"{LIST}failures/",

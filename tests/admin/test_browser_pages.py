@@ -90,7 +90,7 @@ while (walker.nextNode()) {
     if (boxes.some(([, style]) => style.clipPath === "inset(50%)")) continue;
     if (place.height < 10) found.push([text, "too small to read"]);
     if (place.width < 30 && place.height > 60) found.push([text, "a letter in each line"]);
-    if (boxes.some(([box]) => box.matches("pre"))) continue;
+    if (boxes.some(([box]) => box.matches("pre, .asyncq-graph"))) continue;
     if (isPhone && (place.left < -1 || place.right > window.innerWidth + 1)) found.push([text, "beyond the window"]);
     for (const [box, style] of boxes) {
         const edges = box.getBoundingClientRect();

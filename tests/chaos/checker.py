@@ -227,11 +227,17 @@ def stale_answers(history: Sequence[Line]) -> list[tuple[str, int, int]]:
     """I5: return (id, fence, newer fence) of outcomes that Redis accepted although it had issued a newer fence.
 
     A process may stand still between a reply and its line here. So a fence counts as newer if its line was written
-    before the outcome was sent, and not by the order of the lines. After a FLUSHALL in between Redis has forgotten it;
-    then only the row can refuse (`stale_rows`).
+    before the outcome was sent, and not by the order of the lines. Redis has forgotten it after a FLUSHALL, and when
+    the task had succeeded with it and its entry was removed: a push that had stood still may then put the task there
+    with an older fence. Then only the row can refuse (`stale_rows`).
     """
     taken: dict[str, list[tuple[float, int]]] = defaultdict(list)
     flushes = [line["at"] for line in history if line["event"] == "fault" and line["kind"] == "FLUSHALL"]
+    removed: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for line in history:
+        for id, fence, word in line["runs"] if line["event"] == "answered" else ():
+            if word == "done":
+                removed[id].append((line.get("asked", line["at"]), fence))
     found = []
     for line in history:
         if line["event"] == "taken":
@@ -243,7 +249,9 @@ def stale_answers(history: Sequence[Line]) -> list[tuple[str, int, int]]:
                 known = [
                     each
                     for at, each in taken[id]
-                    if at < asked and not any(at < flush < line["at"] for flush in flushes)
+                    if at < asked
+                    and not any(at < flush < line["at"] for flush in flushes)
+                    and not any(at < gone_at < asked and of >= each for gone_at, of in removed[id])
                 ]
                 newest = max(known, default=0)
                 if word in ("done", "retried", "archived") and fence < newest:

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from django_asyncq import checks, lifecycle
+from django_asyncq import chain, checks, group, lifecycle, previous
 from django_asyncq.broker import Broker
 from django_asyncq.contrib.otel import tracing
 from django_asyncq.core import compat, header_sources
@@ -31,7 +31,7 @@ from django_asyncq.models import TaskRecord, TaskState
 from django_asyncq.signals import run_ended, run_lost, run_started
 from django_asyncq.testing import run_tasks
 
-from .. import tasks, traced_tasks
+from .. import tasks, traced_tasks, workflow_tasks
 from ..runs import claimed
 from ..workers import wait_until, workers
 
@@ -584,3 +584,49 @@ def test_a_run_that_returned_and_failed_all_the_same_has_a_failed_span(
     (run,) = [span for span in spans.get_finished_spans() if span.kind is SpanKind.CONSUMER]
     assert run.status.status_code is StatusCode.ERROR
     assert run.attributes is not None and run.attributes["error.type"] == error
+
+
+# --- workflows
+
+
+def test_a_workflow_is_one_trace(spans: InMemorySpanExporter, kit: None) -> None:
+    """Also where nothing was traced before it: the one span of its enqueue is the parent of each run."""
+    sums = workflow_tasks.total.using(after={"rows": previous}).step()
+    result: Any = chain(group([workflow_tasks.load.step(number) for number in (1, 2)]), sums).enqueue()
+    run_tasks()
+    (sent,) = named(spans, "enqueue default")
+    context, attributes = sent.get_span_context(), dict(sent.attributes or {})
+    assert sent.parent is None and context is not None and named(spans, "create default") == []
+    assert attributes["messaging.batch.message_count"] == 3 and "messaging.message.id" not in attributes
+    runs = named(spans, "run default")
+    assert len(runs) == 3 and {run.parent.span_id for run in runs if run.parent} == {context.span_id}
+    workflow_id = str(TaskRecord.objects.get(id=result.id).workflow_id)
+    assert {dict(run.attributes or {})["asyncq.workflow"] for run in runs} == {workflow_id}
+
+
+def test_a_node_that_a_run_enqueues_is_in_the_trace_of_the_run(spans: InMemorySpanExporter, kit: None) -> None:
+    """A workflow that grows while it runs stays one trace; a plain task names no workflow."""
+    with tracing.tracer.start_as_current_span("request") as request:
+        workflow_tasks.grows.enqueue(2)
+    run_tasks()
+    found = [span for span in spans.get_finished_spans() if span.name == "run default"]
+    trace_id = request.get_span_context().trace_id
+    assert len(found) == 4 and {span.get_span_context().trace_id for span in found} == {trace_id}
+    by_task = {dict(span.attributes or {})["asyncq.task"]: dict(span.attributes or {}) for span in found}
+    assert "asyncq.workflow" not in by_task["tests.workflow_tasks.grows"]
+    assert "asyncq.workflow" in by_task["tests.workflow_tasks.total"]
+
+
+def test_an_error_of_a_workflow_shows_no_secret(spans: InMemorySpanExporter) -> None:
+    """Of none of its steps, whichever is first."""
+    iban = "DE02120300000000202051"
+
+    def refuse(execute: Any, sql: Any, *rest: Any) -> Any:
+        if str(sql).startswith("INSERT"):
+            raise ValueError(f"no account {iban}")
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(refuse), pytest.raises(ValueError, match=iban):
+        chain(workflow_tasks.note.step("a"), traced_tasks.pays.step(iban, 1)).enqueue()
+    (span,) = named(spans, "enqueue default")
+    assert span.status.status_code is StatusCode.ERROR and iban not in span.to_json()

@@ -10,7 +10,7 @@ import pytest
 from django.test import TestCase, override_settings
 
 from django_asyncq import chain, group, previous
-from django_asyncq.models import FailureReason, TaskRecord, TaskState
+from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
 from django_asyncq.testing import ProcessDied, assert_enqueued, fail_at, run_tasks
 
 from .. import workflow_tasks as tasks
@@ -18,7 +18,8 @@ from .. import workflow_tasks as tasks
 
 def on(mode: str = "store") -> Any:
     options = {"OPTIONS": {"mode": mode}} if mode == "immediate" else {}
-    return override_settings(TASKS={"default": {"BACKEND": "django_asyncq.testing.TestBackend", **options}})
+    backend = {"BACKEND": "django_asyncq.testing.TestBackend", "QUEUES": [], **options}
+    return override_settings(TASKS={"default": backend})
 
 
 def row_of(result: Any) -> TaskRecord:
@@ -66,6 +67,14 @@ class RunTasksTests(TestCase):
     def test_a_gate_lets_steps_run_one_after_the_other(self) -> None:
         """They ask when they are ready."""
         group([chain(tasks.load.step(number), tasks.gated.step(number)) for number in range(3)]).enqueue()
+        assert len(run_tasks()) == 6
+
+    def test_a_step_may_need_slots_of_several_gates(self) -> None:
+        """It asks all of them when it is ready, and waits at the one that is full."""
+        for name, limit in (("wide", 5), ("tight", 1)):
+            Gate.objects.create(name=name, limit=limit)
+        step = tasks.note.using(gate=("wide", "tight")).step
+        group([chain(tasks.load.step(number), step()) for number in range(3)]).enqueue()
         assert len(run_tasks()) == 6
 
     def test_tasks_that_a_body_enqueues_behind_others_run_too(self) -> None:

@@ -1,7 +1,8 @@
 """A span for each `enqueue` and one for each attempt, by the conventions for messaging systems; and their times.
 
 The attempts of a task, and the tasks that it enqueues, are children of the span that enqueued it, in any process. So a
-request, its tasks, their retries and their children are one trace. The span of an `enqueue` lasts as long as the call
+request, its tasks, their retries and their children are one trace, and so is a workflow: its steps are children of the
+one span that enqueued them all. The span of an `enqueue` lasts as long as the call
 and fails with it. That of a run whose process has died is made by the process that notices. A span has no arguments and
 no result, and secrets in the text of an error are masked. Which providers of tracers and meters are used, and where
 they export to, the project decides.
@@ -187,6 +188,8 @@ def _start(record: TaskRecord, attempt: int, parent: contexts.Context, began_at:
         "messaging.message.id": str(record.id),
         "asyncq.attempt": attempt,
     }
+    if record.workflow_id is not None:
+        attributes["asyncq.workflow"] = str(record.workflow_id)
     name = f"run {record.queue_name}"
     return tracer.start_span(name, parent, kind=SpanKind.CONSUMER, attributes=attributes, start_time=began_at)
 

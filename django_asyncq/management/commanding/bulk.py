@@ -29,6 +29,7 @@ FILTERS = {
     "error": ("last_exception", "whose last error is of this class, such as builtins.ValueError"),
     "group": ("group", "of this group"),
     "batch": ("batch_id", "that ran in the batch with this id"),
+    "workflow": ("workflow_id", "of the workflow with this id"),
     "id": ("ids", "with this id"),
     "enqueued-since": ("enqueued_since", "enqueued at this time or later, such as 2026-01-31T12:00:00+00:00"),
     "enqueued-until": ("enqueued_until", "enqueued before this time"),

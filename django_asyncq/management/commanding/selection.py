@@ -15,10 +15,10 @@ from ...observe.inspector import EntryDetails, Inspector, TaskFilter
 from ...observe.known_names import check_queue_of_any
 from ...observe.of_tasks import STATES
 from ...storage import database_clock
-from ..reading import counted, moment_or_ago
+from ..reading import counted, moment_or_ago, whole_id
 from .printing import arg, usage_error
 
-FILTERS = ("state", "task", "queue", "gate", "error", "since", "id_prefix")
+FILTERS = ("state", "task", "queue", "gate", "error", "workflow", "since", "id_prefix")
 # Shorter beginnings are those of the time, and alike for all tasks of some minutes.
 FEWEST_DIGITS = 8
 WHOLE = 32
@@ -34,6 +34,7 @@ def add_filters(parser: Any) -> None:
     add("--queue", metavar="NAME", help="in this queue")
     add("--gate", metavar="NAME", help="of this gate")
     add("--error", metavar="CLASS", help="whose last error is of this class: its whole path, or its name")
+    add("--workflow", type=whole_id, metavar="ID", help="of the workflow with this id")
     add("--since", type=moment_or_ago, metavar="TIME", help="enqueued since a time, or since 30m, 2h, 1d ago")
     add("--id-prefix", metavar="DIGITS", help="whose id begins so")
 
@@ -59,6 +60,7 @@ def filter_of(options: dict[str, Any], *, states: Sequence[str] = ()) -> TaskFil
         queue=options["queue"] or "",
         gate=options["gate"] or "",
         error=options["error"] or "",
+        workflow=options["workflow"],
         since=database_clock.now() - since if isinstance(since, timedelta) else since,
         id_prefix=options["id_prefix"] or "",
     )

@@ -61,6 +61,7 @@ def _note(task: Any) -> str:
     notes = {
         "runs alone next": task.is_suspect,
         "of another program": task.is_remote or task.wire_id is not None,
+        f"waits for {counted(task.waits_for, 'task')}": task.waits_for and task.state == "queued",
         f"at gate {', '.join((task.gate, *task.other_gates))}": task.gate,
         f"retried at {task.retry_at:%Y-%m-%d %H:%M:%S}" if task.retry_at else "": task.retry_at,
     }
@@ -168,7 +169,7 @@ def _no_task(name: str, error: TaskNotRegistered) -> CommandError:
 def _run(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
     ids, entries = tasks_called(inspector, options["ids"])
     of_entries = map(inspector.entries.run, entries)
-    _report(printer, len(ids) + len(entries), [inspector.tasks.run(ids)], "queued to run now", of_entries)
+    report(printer, len(ids) + len(entries), [inspector.tasks.run(ids)], "queued to run now", of_entries)
 
 
 def _retry(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
@@ -179,7 +180,7 @@ def _retry(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> N
         _each(printer, selection, inspector.tasks.retry),
         map(inspector.entries.retry, selection.entries),
     )
-    _report(printer, selection.count, outcomes, "queued again", of_entries)
+    report(printer, selection.count, outcomes, "queued again", of_entries)
 
 
 def _cancel(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
@@ -204,10 +205,10 @@ def _cancel(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> 
         why = "" if of_entries else ": all had finished, or have no row"
         raise CommandError(f"No task was cancelled{why}.")
     if options["wait"] is not None and totals["asked"]:
-        raise CommandError(_still_running(inspector, ids, totals["asked"]))
+        raise CommandError(still_running(inspector, ids, totals["asked"]))
 
 
-def _still_running(inspector: Inspector, ids: list[UUID], count: int) -> str:
+def still_running(inspector: Inspector, ids: list[UUID], count: int) -> str:
     """Say which tasks run on after the time to wait: the first of them."""
     rows = filter(None, (inspector.tasks.get(id) for id in ids[:MOST_NAMED]))
     names = [f"{row.id} {row.name}" for row in rows if row.finished_at is None and row.cancel_requested_at is not None]
@@ -223,7 +224,7 @@ def _delete(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> 
         _each(printer, selection, inspector.tasks.delete),
         map(inspector.entries.delete, selection.entries),
     )
-    _report(printer, selection.count, outcomes, "deleted", of_entries)
+    report(printer, selection.count, outcomes, "deleted", of_entries)
 
 
 def _each(printer: Printer, selection: Selection, change: Callable[[list[UUID]], Outcome]) -> list[Outcome]:
@@ -236,7 +237,7 @@ def _each(printer: Printer, selection: Selection, change: Callable[[list[UUID]],
     return outcomes
 
 
-def _report(printer: Printer, chosen: int, outcomes: list[Outcome], word: str, of_entries: Iterable[str] = ()) -> None:
+def report(printer: Printer, chosen: int, outcomes: list[Outcome], word: str, of_entries: Iterable[str] = ()) -> None:
     """Print how many tasks were changed, and why others were not. Raises: CommandError when none was.
 
     of_entries: of each task without a row why it was refused, "" for one that was changed.

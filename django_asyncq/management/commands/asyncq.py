@@ -24,6 +24,7 @@ from ..reading import name_of_database
 # The module of each has the same name, with "_" for "-". The help stands here, so that `--help` imports none of them.
 NOUNS = {
     "tasks": "list, show, enqueue, run, retry, cancel, delete, pause and resume tasks",
+    "workflows": "list, show, retry and cancel workflows",
     "queues": "list, show, pause, resume and purge queues",
     "workers": "list, drain and resume worker processes",
     "groups": "list the groups that wait to be aggregated",
