@@ -46,11 +46,13 @@ class Waiter(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a rate has said, by Redis's clock. now_us: then, Unix microseconds. waits: for each task that may not start,
-    when it is looked at next.
+    """What a rate has said, by Redis's clock. now_us: then, Unix microseconds. interval_us: between two starts.
+
+    waits: for each task that may not start, when it is looked at next.
     """
 
     now_us: int
+    interval_us: int
     waits: dict[Waiter, int]
 
 
@@ -62,14 +64,15 @@ def ask(broker: Access, name: str, rate: StartRate, waiters: Sequence[Waiter], k
     """
     keys = [rate_key(name), rate_looks_key(name)]
     arguments = [kind, rate.interval_us, rate.burst, *(each.text for each in waiters)]
-    head, *moments = scripts.run("rate_take", broker.client, keys, arguments)
+    head, *rest = scripts.run("rate_take", broker.client, keys, arguments)
     if head == b"unbuilt":
         return None
+    interval, *moments = rest
     found = zip(waiters, map(entries.whole, moments), strict=True)
     waits = {waiter: at for waiter, at in found if at is not None}
     if waits:
         scripts.send(broker.client, "sadd", waiting_rates_key(), name)
-    return Answer(entries.count(head), waits)
+    return Answer(entries.count(head), entries.count(interval), waits)
 
 
 def give_back(broker: Access, name: str, rate: StartRate, taken_us: int) -> None:

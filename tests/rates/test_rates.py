@@ -14,6 +14,7 @@ from django_asyncq import lifecycle, rates
 from django_asyncq.broker import Broker
 from django_asyncq.broker.keys import QueueKeys, rate_key, rate_looks_key
 from django_asyncq.broker.reading import read
+from django_asyncq.core.names import ALONE
 from django_asyncq.core.rates import StartRate, next_start_us
 from django_asyncq.models import Rate, TaskRecord, TaskState
 from django_asyncq.rates.counting import State
@@ -74,7 +75,9 @@ def move(microseconds: int, name: str = NAME) -> None:
 operations = st.lists(st.tuples(st.integers(0, 4_000_000), st.integers(1, 4), st.booleans()), min_size=1, max_size=25)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.integers(1, 3_000_000), st.integers(1, 5), operations)
 def test_redis_allows_what_the_count_allows(interval: int, burst: int, steps: list[tuple[int, int, bool]]) -> None:
     """At any times, for any number at once; one that is given back is none, and the bound of each window holds."""
@@ -167,6 +170,7 @@ def test_a_row_counts_from_its_commit_on_and_without_it_the_declaration() -> Non
     assert ask([3], "claim").waits.keys() == {waiter(3)}
     move(3_000)
     assert ask([4, 5, 6]).waits == {}
+    # However quick this is, the three starts are over.
     move(3_000)
     row.name = "other"
     row.save()
@@ -267,6 +271,31 @@ def test_what_may_start_in_an_instant_is_held_without_a_slot() -> None:
         move(1_000_000)
         assert of.may_start(job)
     assert not of.jobs.held
+
+
+def test_what_may_start_within_two_intervals_is_held_too() -> None:
+    """At five starts a second two are held for 0.2 and 0.4 s: claimed again, each would meet the next one there."""
+    Rate.objects.create(name=NAME, starts=5, seconds=1, burst=1)
+    for _ in range(4):
+        hourly.enqueue()
+    of = keeper()
+    assert len(claim(of)) == 1
+    assert (len(of.jobs.held), of.broker.client.zcard(QueueKeys(QUEUE).scheduled)) == (2, 1)
+    assert 0.1 < of.until_release() <= 0.2
+
+
+def test_nothing_is_held_for_long_or_in_quarantine() -> None:
+    """With a start every second, all that waits is scheduled; in quarantine too, whatever the rate."""
+    row = Rate.objects.create(name=NAME, starts=1, seconds=1, burst=1)
+    for _ in range(4):
+        hourly.enqueue()
+    of = keeper()
+    assert len(claim(of, 2)) == 1 and not of.jobs.held
+    row.starts = 20
+    row.save()
+    alone = RateKeeper(of.broker, f"{WORKER}{ALONE}", Jobs())
+    assert len(claim(alone)) <= 1 and not alone.jobs.held
+    assert of.broker.client.zcard(QueueKeys(QUEUE).scheduled) >= 2
 
 
 def released(of: RateKeeper) -> list[Job]:

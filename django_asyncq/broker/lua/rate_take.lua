@@ -3,8 +3,8 @@
 --       it is looked at next, Unix µs)
 -- ARGV: 1 "claim", or "start" (each that may start takes its start), 2 interval in µs if the rate has none, 3 burst if
 --       it has none, then tasks, in the order in which they shall start
--- Returns {"unbuilt"} (build it, ask again), or {now in Unix µs, for each task: "" (it may start) or when it is looked at
---       next, Unix µs}.
+-- Returns {"unbuilt"} (build it, ask again), or {now in Unix µs, the interval that counts in µs, for each task: "" (it may
+--       start) or when it is looked at next, Unix µs}.
 -- Invariant: in any window there are at most window / interval + burst starts: `until` is an interval after the latest
 --       start, or after the `until` before, and at most `burst` intervals ahead. What waits is looked at one interval
 --       after the one before: at most one that comes for the first time, and one that came in vain. The work does not
@@ -36,7 +36,8 @@ if again > (look or now) + interval then again = 0 end
 local members = {}
 for i = 4, #ARGV do members[#members + 1] = ARGV[i] end
 local scores = call('ZMSCORE', looks, unpack(members))
-local answer, placed, gone, is_new = {string.format('%.0f', now)}, {}, {}, noted > latest
+local answer, placed, gone = {string.format('%.0f', now), string.format('%.0f', interval)}, {}, {}
+local is_new = noted > latest
 for n, member in ipairs(members) do
   local comes_again = scores[n] or ARGV[1] == 'start'
   local next_at = till + interval - latest + now
