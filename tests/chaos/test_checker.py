@@ -149,6 +149,12 @@ def test_stale_answers_were_taken_after_a_newer_fence() -> None:
     flushed = [*history[:2], line(1.5, "fault", kind="FLUSHALL", pids=[]), *history[2:]]
     assert checker.stale_answers(flushed) == []
     assert checker.stale_answers([line(0, "fault", kind="FLUSHALL", pids=[]), *history]) == [("a", 1, 3)]
+    # The newer run had ended, and its entry was removed, before a late push put the task there again.
+    late = [*history[:2], line(2, "answered", runs=[["a", 3, "done"]]), line(3, "answered", runs=[["a", 1, "done"]])]
+    assert checker.stale_answers(late) == []
+    assert checker.stale_answers(
+        [*late[:3], line(3, "taken", runs=[["a", 5]]), line(4, "answered", runs=late[3]["runs"])]
+    )
     assert checker.refused_answers(history) == 1
 
 
