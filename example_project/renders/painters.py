@@ -112,6 +112,24 @@ def mandelbrot(random: Generator, size: int, palette: str, steps: Steps) -> Imag
     return to_image(colourise(equalise(times, escaped) ** 1.3, palette), size)
 
 
+def zoom(frame: int, tile: int, size: int, palette: str, steps: Steps) -> Image.Image:
+    """Paint a quarter of one frame of a way into the Mandelbrot set: each frame shows half as much as the one before.
+
+    tile: 0 to 3, row by row. size: of the whole frame, an even number. Colours do not depend on what a tile shows, so
+    that the quarters fit together.
+    """
+    points, rounds = zoom_points(frame, tile, size), 90 + 30 * frame
+    times, escaped = escape_times(np.zeros_like(points), points, steps(rounds))
+    return to_image(colourise(np.where(escaped, np.sqrt(times / rounds), 0), palette), size // 2)
+
+
+def zoom_points(frame: int, tile: int, size: int) -> Complexes:
+    """Return the complex numbers of a quarter of a frame."""
+    centre, _ = MANDELBROT_REGIONS[0]
+    half, (row, column) = size // 2, divmod(tile, 2)
+    return plane(size, centre, 1.6 / 2**frame)[row * half :, column * half :][:half, :half]
+
+
 def julia(random: Generator, size: int, palette: str, steps: Steps) -> Image.Image:
     """Paint a Julia set whose constant is close to a well-known one."""
     constant = JULIA_SEEDS[random.integers(len(JULIA_SEEDS))]

@@ -21,7 +21,7 @@ from django_asyncq.observe.inspector import Inspector
 from .catalogue import MODELS
 from .gates import Meter
 from .orders import NOBODY
-from .tasks import render
+from .tasks import make_film, render
 
 STATES = {
     "queued": "Queued",
@@ -35,6 +35,7 @@ STATES = {
 LIVE = ("queued", "running", "retrying")
 # Who is shown beside each other, and what of theirs is counted.
 MOST_VISITORS = 6
+MOST_FILMS = 3
 LATELY = timedelta(minutes=10)
 
 
@@ -99,6 +100,52 @@ def visitors() -> list[Visitor]:
 def describe_visitor(visitor: Visitor) -> dict[str, Any]:
     """Return a visitor as JSON."""
     return {"name": visitor.name, "done": visitor.done, "total": visitor.total, "text": visitor.text}
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """A film and how far its steps are. failed: steps that have failed; those behind them do not run."""
+
+    id: UUID
+    done: int
+    failed: int
+    total: int
+
+    @property
+    def name(self) -> str:
+        """A short name: the beginning of the id is the time, and its end is random."""
+        return f"Film {str(self.id)[-4:]}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the film can be seen."""
+        return self.done == self.total
+
+    @property
+    def text(self) -> str:
+        """Describe it in words."""
+        return f"{self.done} of {self.total} steps" + (f", {self.failed} failed" if self.failed else "")
+
+    @property
+    def url(self) -> str:
+        """Return where the film is; "" until it is there."""
+        return reverse("film", args=[self.id]) if self.is_over else ""
+
+
+def films() -> list[Film]:
+    """Return the newest films. All steps of one have its workflow."""
+    newest = list(TaskRecord.objects.filter(name=make_film.module_path).order_by("-id")[:MOST_FILMS])
+    steps = TaskRecord.objects.filter(workflow_id__in=[each.workflow_id for each in newest]).order_by()
+    is_done, has_failed = Q(state=TaskState.SUCCEEDED), Q(state=TaskState.FAILED, retry_at=None)
+    counts = {"done": Count("id", filter=is_done), "failed": Count("id", filter=has_failed), "total": Count("id")}
+    found = {each.pop("workflow_id"): each for each in steps.values("workflow_id").annotate(**counts)}
+    return [Film(each.id, **found[each.workflow_id]) for each in newest if each.workflow_id in found]
+
+
+def describe_film(film: Film) -> dict[str, Any]:
+    """Return a film as JSON. url: "" until it can be seen."""
+    counted = {"done": film.done, "failed": film.failed, "total": film.total}
+    return {"id": str(film.id), "name": film.name, "text": film.text, "url": film.url, **counted}
 
 
 def places(records: Iterable[TaskRecord]) -> dict[UUID, int]:

@@ -1,4 +1,4 @@
-"""The tasks of the studio: paint a picture, and remove unfinished files that killed workers left behind."""
+"""The tasks of the studio: paint a picture, make a film in parts, remove files that killed workers left unfinished."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from PIL.Image import Image
+from PIL import Image
 
-from django_asyncq import TaskContext, every, startup_task, task
+from django_asyncq import TaskContext, Workflow, every, group, previous, startup_task, task
 
+from . import painters
 from .catalogue import MODELS
 from .orders import NOBODY
 
@@ -28,6 +29,8 @@ MAX_ATTEMPTS = 4
 UNFINISHED_SECONDS = 3600
 # Chance that the first, second and third attempt of a flaky model fails; its last attempt never does.
 GLITCH_CHANCES = (0.8, 0.5, 0.3)
+# Of a film: a workflow of 31 tasks.
+FRAMES, TILES, FILM_SIZE = 6, 4, 240
 
 
 class RenderGlitch(Exception):
@@ -90,9 +93,50 @@ def glitches(id: str, attempt: int) -> bool:
     return draw / 2**32 < GLITCH_CHANCES[attempt - 1]
 
 
-def image_path(id: uuid.UUID | str) -> Path:
-    """Return the path of a task's picture. id: a UUID, never unchecked input."""
-    return images_folder() / f"{id}.png"
+# --- A film: its tiles are painted side by side; a frame waits for its tiles, and the film for its frames. Each part is
+# --- a file, and its name is the value that the next part gets.
+
+
+@task(queue_name="renders", takes_context=True, fair="films", max_attempts=MAX_ATTEMPTS, timeout=60)
+def paint_tile(context: TaskContext, frame: int, tile: int) -> str:
+    """Paint one quarter of a frame. Returns: the name of its file."""
+    image = painters.zoom(frame, tile, FILM_SIZE, "ember", partial(counted, context))
+    return save(image, context.task_result.id).name
+
+
+@task(queue_name="renders", takes_context=True, fair="films", max_attempts=MAX_ATTEMPTS, timeout=60)
+def join_tiles(context: TaskContext, tiles: list[str]) -> str:
+    """Put a frame together. tiles: the names of their files, row by row. Returns: the name of its file."""
+    frame = Image.new("RGB", (FILM_SIZE, FILM_SIZE))
+    for number, name in enumerate(tiles):
+        row, column = divmod(number, 2)
+        with Image.open(images_folder() / name) as tile:
+            frame.paste(tile, (column * FILM_SIZE // 2, row * FILM_SIZE // 2))
+    return save(frame, context.task_result.id).name
+
+
+@task(queue_name="renders", takes_context=True, fair="films", max_attempts=MAX_ATTEMPTS, timeout=60)
+def make_film(context: TaskContext, frames: list[str]) -> dict[str, Any]:
+    """Make a film that goes in and out again. frames: the names of their files. Returns: the name of the film's."""
+    images = []
+    for name in frames:
+        with Image.open(images_folder() / name) as frame:
+            images.append(frame.copy())
+    more = [*images[1:], *images[-2:0:-1]]
+    options = {"save_all": True, "append_images": more, "duration": 160, "loop": 0}
+    return {"film": save(images[0], context.task_result.id, "gif", **options).name}
+
+
+def film() -> Workflow[Any]:
+    """Return the steps of one film, which are enqueued together: tiles, then frames, then the film."""
+    joined = join_tiles.using(after={"tiles": previous}).step()
+    shots = [group([paint_tile.step(frame, tile) for tile in range(TILES)], then=joined) for frame in range(FRAMES)]
+    return group(shots, then=make_film.using(after={"frames": previous}).step())
+
+
+def image_path(id: uuid.UUID | str, kind: str = "png") -> Path:
+    """Return the path of a task's picture, or with the kind "gif" of its film. id: a UUID, never unchecked input."""
+    return images_folder() / f"{id}.{kind}"
 
 
 def images_folder() -> Path:
@@ -100,14 +144,14 @@ def images_folder() -> Path:
     return settings.STUDIO_VAR / "images"
 
 
-def save(image: Image, id: str) -> Path:
-    """Write the picture and rename it in one step, so that nobody reads a partial file."""
-    path = image_path(id)
+def save(image: Image.Image, id: str, kind: str = "png", **options: Any) -> Path:
+    """Write the picture and rename it in one step, so that nobody reads a partial file. options: as of Pillow."""
+    path = image_path(id, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is unique, because after a lost lease two processes may write the same picture.
     unfinished = path.with_name(f".{path.stem}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
-        image.save(unfinished, "PNG")
+        image.save(unfinished, kind, **options)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

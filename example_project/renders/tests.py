@@ -6,11 +6,13 @@ import json
 import tempfile
 import uuid
 from dataclasses import replace
+from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import Client, SimpleTestCase, TestCase
@@ -25,10 +27,23 @@ from .catalogue import MODELS
 from .gates import ensure_gates, meters
 from .orders import BadOrder, read_order
 from .palettes import PALETTES
-from .presentation import gallery
+from .presentation import films, gallery
 from .showcase.processes import Stage, StageError
 from .showcase.traffic import FEWEST, plan
-from .tasks import MAX_ATTEMPTS, RenderGlitch, glitches, image_path, render, save
+from .tasks import (
+    FILM_SIZE,
+    FRAMES,
+    MAX_ATTEMPTS,
+    TILES,
+    RenderGlitch,
+    film,
+    glitches,
+    image_path,
+    make_film,
+    paint_tile,
+    render,
+    save,
+)
 
 
 @mock.patch.object(painters, "REACTION_STEPS", 300)
@@ -349,8 +364,8 @@ class PageTests(StudioTestCase):
     def test_the_form_knows_the_visitor_without_javascript(self) -> None:
         """The page carries the name and the wish to wait from its address into each form, and back."""
         page = self.client.get("/?visitor=ann+%22b%22&wait=1").content.decode()
-        self.assertEqual(page.count('name="visitor" value="ann &quot;b&quot;"'), len(MODELS) + 2)
-        self.assertEqual(page.count('<input type="hidden" name="wait" value="1">'), len(MODELS) + 1)
+        self.assertEqual(page.count('name="visitor" value="ann &quot;b&quot;"'), len(MODELS) + 3)
+        self.assertEqual(page.count('<input type="hidden" name="wait" value="1">'), len(MODELS) + 2)
         Gate.objects.filter(name="fern").update(limit=1)
         data = {"model": "fern", "copies": "5", "visitor": "ann", "wait": "1"}
         response = self.client.post("/submit", data, follow=True)
@@ -441,6 +456,52 @@ class TaskTests(StudioTestCase):
         with self.assertRaises(OSError):
             save(image, id)
         self.assertEqual(list(image_path(id).parent.iterdir()), [])
+
+
+class FilmTests(StudioTestCase):
+    """A film is a workflow: tiles, then frames, then the film."""
+
+    def test_a_film_is_made_of_its_frames_and_these_of_their_tiles(self) -> None:
+        """All steps are queued together; the last one leaves a film, which the page then shows."""
+        response = self.client.post("/film", {"visitor": "ann"}, follow=True)
+        self.assertContains(response, "The film is on its way.", count=1)
+        steps = FRAMES * TILES + FRAMES + 1
+        self.assertEqual(TaskRecord.objects.count(), steps)
+        (queued,) = films()
+        self.assertEqual((queued.text, queued.url), (f"0 of {steps} steps", ""))
+        self.assertContains(response, f"0 of {steps} steps")
+        self.assertEqual(self.client.get(f"/films/{queued.id}.gif").status_code, 404)
+        run_tasks()
+        (made,) = self.client.get("/api/renders").json()["films"]
+        self.assertEqual((made["text"], made["url"]), (f"{steps} of {steps} steps", f"/films/{queued.id}.gif"))
+        self.assertContains(self.client.get("/"), f'src="{made["url"]}"')
+        with Image.open(BytesIO(self.client.get(made["url"]).getvalue())) as moving:
+            self.assertEqual((moving.n_frames, moving.size), (2 * FRAMES - 2, (FILM_SIZE, FILM_SIZE)))
+
+    def test_the_script_of_the_page_gets_json(self) -> None:
+        """And needs the token all the same."""
+        response = self.client.post("/film", headers={"Accept": "application/json"})
+        self.assertEqual((response.status_code, response.json()["id"]), (202, str(films()[0].id)))
+        self.assertEqual(Client(enforce_csrf_checks=True).post("/film").status_code, 403)
+
+    def test_tiles_fit_together(self) -> None:
+        """Four quarters are the frame, as one that is painted from all of its points."""
+        tiles = [painters.zoom(2, number, 64, "ember", range) for number in range(TILES)]
+        self.assertEqual({tile.size for tile in tiles}, {(32, 32)})
+        whole = painters.plane(64, painters.MANDELBROT_REGIONS[0][0], 0.4)
+        parts = [painters.zoom_points(2, number, 64) for number in range(TILES)]
+        self.assertTrue((np.block([parts[:2], parts[2:]]) == whole).all())
+
+    def test_a_tile_that_fails_for_good_ends_the_film(self) -> None:
+        """What waits for it does not run, and the page says so."""
+        film().enqueue()
+        with mock.patch.object(painters, "zoom", side_effect=ValueError("no colours left")):
+            run_tasks(until=timedelta(hours=1))
+        (shown,) = films()
+        self.assertEqual((shown.done, shown.failed, shown.url), (0, shown.total, ""))
+        failed = TaskRecord.objects.filter(name=make_film.module_path).values_list("reason", flat=True)
+        self.assertEqual(list(failed), [FailureReason.PARENT_FAILED])
+        self.assertEqual(TaskRecord.objects.filter(name=paint_tile.module_path, attempt__gt=0).count(), FRAMES * TILES)
 
 
 class CommandTests(StudioTestCase):

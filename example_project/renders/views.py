@@ -31,11 +31,21 @@ from .catalogue import MODELS
 from .gates import meters
 from .orders import LONGEST_NAME, BadOrder, Order, read_order
 from .palettes import PALETTES
-from .presentation import describe_all, describe_meter, describe_visitor, gallery, renders, visitors
-from .tasks import image_path, render
+from .presentation import (
+    describe_all,
+    describe_film,
+    describe_meter,
+    describe_visitor,
+    films,
+    gallery,
+    renders,
+    visitors,
+)
+from .tasks import film, image_path, render
 
 SHOWN = 60
 SECONDS_UNTIL_REDIS_IS_BACK = 5
+FILM_ORDERED = "The film is on its way."
 DUPLICATE = "This picture is already being rendered."
 # What a person reads of the three answers of `cancel`.
 CANCEL_TEXTS = {
@@ -118,11 +128,13 @@ def index(request: HttpRequest) -> HttpResponse:
             }
             for meter in meters()
         ],
-        "said": [each for each in said if each.extra_tags not in MODELS],
+        "film_said": [each for each in said if each.extra_tags == "film"],
+        "said": [each for each in said if each.extra_tags not in (*MODELS, "film")],
         "palettes": list(PALETTES),
         "cards": describe_all(found),
         "counts": counts,
         "visitors": visitors(),
+        "films": films(),
         # What its form sets, and each order of the page carries on when JavaScript is off.
         "visitor": request.GET.get("visitor", "")[:LONGEST_NAME],
         "wait": request.GET.get("wait") == "1",
@@ -156,6 +168,16 @@ def submit(request: HttpRequest) -> HttpResponse:
         messages.error(request, text, model)
     else:
         messages.success(request, f"{accepted} accepted.", model)
+    return back_to_the_page(request)
+
+
+@require_POST
+def order_film(request: HttpRequest) -> HttpResponse:
+    """Enqueue all steps of a film together, and show a message; the script of the page gets it as JSON."""
+    last = film().enqueue()
+    if not request.accepts("text/html"):
+        return JsonResponse({"id": last.id, "text": FILM_ORDERED}, status=202)
+    messages.success(request, FILM_ORDERED, "film")
     return back_to_the_page(request)
 
 
@@ -194,7 +216,7 @@ def models(request: HttpRequest) -> JsonResponse:
 @require_http_methods(["GET", "POST"])
 @answers_in_json
 def render_list(request: HttpRequest) -> HttpResponseBase:
-    """List the newest renders, the gates, the counts and the visitors (GET), or order a render (POST).
+    """List the newest renders and films, the gates, the counts and the visitors (GET), or order a render (POST).
 
     POST answers 202 with the id and `Location`, or 400, 413 or 415 for an invalid request. It answers 409 with the id
     of the render that is queued or running when that is the same picture, 429 with `Retry-After` when the gate is full,
@@ -211,6 +233,7 @@ def render_list(request: HttpRequest) -> HttpResponseBase:
             "models": [describe_meter(meter) for meter in meters()],
             "counts": counts,
             "visitors": [describe_visitor(each) for each in visitors()],
+            "films": [describe_film(each) for each in films()],
         }
     )
 
@@ -259,9 +282,21 @@ def render_detail(request: HttpRequest, id: UUID) -> JsonResponse:
 @require_GET
 def image(request: HttpRequest, id: UUID) -> HttpResponseBase:
     """Send a picture. The URL contains only a UUID, so no other file can be requested."""
+    return send_file(id, "png", "Picture")
+
+
+@require_GET
+def watch(request: HttpRequest, id: UUID) -> HttpResponseBase:
+    """Send a film. As with pictures, the URL contains only a UUID."""
+    return send_file(id, "gif", "Film")
+
+
+def send_file(id: UUID, kind: str, title: str) -> HttpResponseBase:
+    """Send what a task has made, or answer 404."""
     try:
-        file = image_path(id).open("rb")
+        file = image_path(id, kind).open("rb")
     except FileNotFoundError:
-        return error_answer(404, f"Picture {id} does not exist, or is not finished yet.")
-    # The picture of an id never changes.
-    return FileResponse(file, content_type="image/png", headers={"Cache-Control": "private, max-age=86400, immutable"})
+        return error_answer(404, f"{title} {id} does not exist, or is not finished yet.")
+    # The file of an id never changes.
+    headers = {"Cache-Control": "private, max-age=86400, immutable"}
+    return FileResponse(file, content_type=f"image/{kind}", headers=headers)

@@ -6,13 +6,19 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from ..workers import fork_servers, wait_until, worker_pids
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANAGE = REPOSITORY / "example_project" / "manage.py"
@@ -61,6 +67,10 @@ for seed in range(2):
 """
 
 
+FILM = "from renders.tasks import film; film().enqueue()"
+QUEUED, SUCCEEDED = 0, 2
+
+
 def test_a_deploy_of_the_studio_is_found_safe(environment: dict[str, str]) -> None:
     """With orders that wait, and schedules that its code declares: no mistake where there is none."""
     for command in (("migrate", "-v", "0"), ("shell", "-v", "0", "-c", ORDERS)):
@@ -94,6 +104,52 @@ def test_demo_succeeds_and_reports_what_happened(environment: dict[str, str], tm
 def number_after(name: str, text: str) -> int:
     """Return the number beside a name in the table of what happened."""
     return int(re.search(rf"{re.escape(name)}\D+(\d+)", text)[1])
+
+
+def rows_of_films(folder: Path) -> dict[str, list[int]]:
+    """The states of the steps of films, by task."""
+    with closing(sqlite3.connect(folder / "studio.sqlite3", timeout=30)) as database:
+        found = database.execute(
+            "SELECT name, state FROM django_asyncq_taskrecord WHERE workflow_id IS NOT NULL ORDER BY id"
+        ).fetchall()
+    states: dict[str, list[int]] = defaultdict(list)
+    for name, state in found:
+        states[name.rpartition(".")[2]].append(state)
+    return states
+
+
+def test_a_film_ends_right_though_its_fleet_is_killed_in_the_middle(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """After kill -9 of everything between tiles and frames, the next fleet makes the film of each step's one value."""
+    for command in (("migrate", "-v", "0"), ("ensure_gates",), ("shell", "-v", "0", "-c", FILM)):
+        done = manage(environment, *command, seconds=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+    line = [sys.executable, str(MANAGE), "runworkers", "--processes", "2", "--concurrency", "1"]
+
+    def is_begun() -> bool:
+        return rows_of_films(tmp_path)["paint_tile"].count(SUCCEEDED) >= 5
+
+    def is_over() -> bool:
+        return rows_of_films(tmp_path)["make_film"] == [SUCCEEDED]
+
+    for awaited in (is_begun, is_over):
+        with (tmp_path / "workers.log").open("ab") as log:
+            fleet = subprocess.Popen(line, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            wait_until(awaited, (tmp_path / "workers.log").read_text()[-3000:], 100)
+        finally:
+            pids = [*worker_pids(fleet.pid), *fork_servers(fleet.pid)]
+            for pid in (fleet.pid, *pids):
+                os.kill(pid, signal.SIGKILL)
+            fleet.wait()
+        assert awaited is is_over or rows_of_films(tmp_path)["make_film"] == [QUEUED]
+    states = rows_of_films(tmp_path)
+    assert {name: len(found) for name, found in states.items()} == {"paint_tile": 24, "join_tiles": 6, "make_film": 1}
+    assert {state for found in states.values() for state in found} == {SUCCEEDED}
+    (made,) = (tmp_path / "images").glob("*.gif")
+    with Image.open(made) as moving:
+        assert moving.n_frames == 10
 
 
 @pytest.fixture

@@ -9,6 +9,9 @@ const cards = document.getElementById("cards");
 const template = document.getElementById("card").content.firstElementChild;
 const visitors = document.getElementById("visitors");
 const barTemplate = document.getElementById("bar").content.firstElementChild;
+const films = document.getElementById("films");
+const filmTemplate = document.getElementById("film").content.firstElementChild;
+const filmForm = document.querySelector("form.film");
 const you = document.getElementById("visitor");
 const pauseButton = document.getElementById("pause");
 
@@ -104,6 +107,30 @@ function showVisitors(found) {
   for (const bar of known.values()) bar.remove();
 }
 
+/* How far the steps of each film are; it can be seen when all are done. */
+function showFilms(found) {
+  const known = new Map([...films.children].map((item) => [item.dataset.film, item]));
+  found.forEach((film, place) => {
+    const item = known.get(film.id) || filmTemplate.cloneNode(true);
+    known.delete(film.id);
+    item.dataset.film = film.id;
+    for (const name of ["name", "text"]) setText(item.querySelector(`[data-field="${name}"]`), film[name]);
+    const progress = item.querySelector("progress");
+    progress.max = film.total;
+    progress.value = film.done;
+    progress.setAttribute("aria-label", `Steps of ${film.name}`);
+    const link = item.querySelector("a");
+    if (film.url && link.getAttribute("href") !== film.url) {
+      link.href = film.url;
+      link.firstElementChild.src = film.url;
+      link.firstElementChild.alt = `${film.name}: a way into the Mandelbrot set and back`;
+      link.hidden = false;
+    }
+    if (films.children[place] !== item) films.insertBefore(item, films.children[place] || null);
+  });
+  for (const item of known.values()) item.remove();
+}
+
 function showCounts(counts) {
   for (const [state, count] of Object.entries(counts)) {
     setText(document.querySelector(`[data-count="${state}"]`), String(count));
@@ -123,6 +150,7 @@ async function refresh() {
     showGates(found.models);
     showCounts(found.counts);
     showVisitors(found.visitors);
+    showFilms(found.films);
     document.body.classList.remove("stale");
   } catch (error) {
     if (!document.body.classList.contains("stale")) showMessage(`Cannot update the gallery: ${error.message}.`, "error");
@@ -212,6 +240,20 @@ for (const form of document.querySelectorAll("form[data-model]")) {
     order(form, Number(event.submitter?.value || 1)).finally(refresh);
   });
 }
+
+filmForm.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const place = filmForm.querySelector(".answer");
+  try {
+    const headers = { Accept: "application/json" };
+    const response = await fetch(filmForm.action, { method: "POST", body: new FormData(filmForm), headers });
+    if (response.status !== 202) throw new Error(`the site answered ${response.status}`);
+    showMessage((await response.json()).text, "success", place);
+  } catch (error) {
+    showMessage(`The order was not sent: ${error.message}.`, "error", place);
+  }
+  refresh();
+});
 
 /* ---- the cancel button of a card */
 
