@@ -5,15 +5,16 @@ The functions use the database, so they are called where a test may use it, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from ..core import compat, payload
+from ..core.after import checked_after, edges_of
 from ..exceptions import InvalidOption
-from ..models import TaskRecord
+from ..models import TaskEdge, TaskRecord
 from ..results import result_of
 from ..storage.routing import rows_of
 from ..tasks import Arguments
@@ -39,31 +40,40 @@ def assert_enqueued(
     count: int = 1,
     queue: str | None = None,
     run_after: datetime | timedelta | None = None,
+    after: Any = None,
     **kwargs: Any,
 ) -> list[compat.TaskResult[Any, Any]]:
     """Check that a task was enqueued exactly `count` times with these arguments; return the results.
 
     args, kwargs: as they were given to `enqueue`; without any, the arguments do not matter. In place of them,
         `task.arguments(…)` may be given: for a call without arguments, and for parameters that are called `count`,
-        `queue` or `run_after`.
+        `queue`, `run_after` or `after`.
     queue, run_after: of the calls that count; None for any. run_after: within a second; a timedelta counts from the
         moment of the enqueue.
-    Raises: AssertionError, which lists what was enqueued instead; InvalidOption for a naive `run_after`;
-    InvalidArguments.
+    after: the results that it waits for, or waited for: all of them, and no others. A list of them, or as in
+        `using(after={…})` with the names of the parameters that get their values; an empty list: it waits for none.
+    Raises: AssertionError, which lists what was enqueued instead; InvalidOption for a naive `run_after` and for
+    what is no result in `after`; InvalidArguments.
     """
     __tracebackhide__ = True
-    return _check(_Call(task, args, kwargs, queue, run_after), count, _records())
+    return _check(_Call(task, args, kwargs, queue, run_after, after), count, _records())
 
 
 def assert_not_enqueued(
-    task: Any, /, *args: Any, queue: str | None = None, run_after: datetime | timedelta | None = None, **kwargs: Any
+    task: Any,
+    /,
+    *args: Any,
+    queue: str | None = None,
+    run_after: datetime | timedelta | None = None,
+    after: Any = None,
+    **kwargs: Any,
 ) -> None:
     """Check that no call of a task with these arguments was enqueued. The arguments are those of `assert_enqueued`.
 
     Raises: as `assert_enqueued`.
     """
     __tracebackhide__ = True
-    _check(_Call(task, args, kwargs, queue, run_after), 0, _records())
+    _check(_Call(task, args, kwargs, queue, run_after, after), 0, _records())
 
 
 @contextmanager
@@ -74,6 +84,7 @@ def assert_enqueues(
     count: int = 1,
     queue: str | None = None,
     run_after: datetime | timedelta | None = None,
+    after: Any = None,
     **kwargs: Any,
 ) -> Iterator[list[compat.TaskResult[Any, Any]]]:
     """Check that the block enqueues a task exactly `count` times; what was enqueued before does not count.
@@ -82,7 +93,7 @@ def assert_enqueues(
     An error in the block passes, and nothing is checked. Raises: as `assert_enqueued`.
     """
     __tracebackhide__ = True
-    call = _Call(task, args, kwargs, queue, run_after)
+    call = _Call(task, args, kwargs, queue, run_after, after)
     before: set[UUID] = set(rows_of(TaskRecord).values_list("id", flat=True))
     results: list[compat.TaskResult[Any, Any]] = []
     yield results
@@ -99,6 +110,7 @@ class _Call:
         kwargs: dict[str, Any],
         queue: str | None,
         run_after: datetime | timedelta | None,
+        after: Any,
     ) -> None:
         if not hasattr(task, "module_path"):
             raise InvalidOption(f"{task!r} is no task: give what @task has returned")
@@ -113,6 +125,12 @@ class _Call:
             self.given = payload.of_call(args, kwargs)
         self.queue = queue
         self.run_after = run_after
+        self.edges: set[tuple[UUID, str, int]] | None = None
+        if after is not None:
+            found = edges_of(task, checked_after(after))
+            self.edges = {(edge.parent.id, edge.name, edge.position) for edge in found}
+        # Without names it does not matter which parameters get the values.
+        self.is_named = isinstance(after, Mapping)
 
     def matches(self, record: TaskRecord) -> bool:
         """Whether a row is one of these calls."""
@@ -120,13 +138,24 @@ class _Call:
             return False
         if self.given is not None and not payload.is_same([record.args, record.kwargs], list(self.given)):
             return False
-        return self.run_after is None or _starts_at(record, self.run_after)
+        if self.run_after is not None and not _starts_at(record, self.run_after):
+            return False
+        return self.edges is None or self._waits_for(record)
+
+    def _waits_for(self, record: TaskRecord) -> bool:
+        rows = rows_of(TaskEdge).filter(child_id=record.id).order_by()
+        found = set(rows.values_list("parent_id", "name", "position"))
+        if self.is_named:
+            return found == self.edges
+        return {parent for parent, *_ in found} == {parent for parent, *_ in self.edges or ()}
 
     def __str__(self) -> str:
         shown = "…" if self.given is None else _shown(*self.given)
         more = [f"queue={self.queue!r}"] if self.queue is not None else []
         if self.run_after is not None:
             more.append(f"run_after={self.run_after}")
+        if self.edges is not None:
+            more.append(f"after={sorted({str(parent) for parent, *_ in self.edges})}")
         return f"{self.task.module_path}({shown}){' with ' + ', '.join(more) if more else ''}"
 
 

@@ -10,8 +10,16 @@ import pytest
 from django.test import TestCase, override_settings
 
 from django_asyncq import chain, group, previous
+from django_asyncq.exceptions import InvalidOption
 from django_asyncq.models import FailureReason, Gate, TaskRecord, TaskState
-from django_asyncq.testing import ProcessDied, assert_enqueued, fail_at, run_tasks
+from django_asyncq.testing import (
+    ProcessDied,
+    assert_enqueued,
+    assert_enqueues,
+    assert_not_enqueued,
+    fail_at,
+    run_tasks,
+)
 
 from .. import workflow_tasks as tasks
 
@@ -41,6 +49,24 @@ class RunTasksTests(TestCase):
         assert sorted(names[:4]) == ["double", "double", "load", "load"]
         assert names[4:] == ["total"]
         assert row_of(result).return_value == 6
+
+    def test_an_assertion_asks_what_a_call_waits_for(self) -> None:
+        """All of it and nothing else; with names, which parameter gets which values."""
+        one, two = tasks.load.enqueue(1), tasks.load.enqueue(2)
+        joined = tasks.total.using(after={"rows": [one, two]}).enqueue()
+        assert_enqueued(tasks.total, after=[two, one])
+        assert_enqueued(tasks.total, after={"rows": [one, two]})
+        assert_enqueued(tasks.load, count=2, after=[])
+        with assert_enqueues(tasks.note, after=[joined]):
+            tasks.note.using(after=[joined]).enqueue()
+        for wrong in ([], [one], [one, two, joined], {"rows": [two, one]}, {"rows": one}):
+            assert_not_enqueued(tasks.total, after=wrong)
+        with pytest.raises(AssertionError, match=rf"total\(…\) with after=\['{one.id}'\] was enqueued 0 times"):
+            assert_enqueued(tasks.total, after=[one])
+        with pytest.raises(InvalidOption, match="which is no result"):
+            assert_enqueued(tasks.total, after=[one.id])
+        run_tasks()
+        assert_enqueued(tasks.total, after=[one, two])
 
     def test_a_failure_is_that_of_those_behind(self) -> None:
         """A retry of the first brings them back."""
