@@ -335,20 +335,37 @@ def given_up() -> Iterator[None]:
         task_state_changed.disconnect(release)
 
 
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_lane_that_gives_its_slot_up_passes_the_limit(is_broken: bool) -> None:
+    """Between two attempts the slot is the lane's. Random sequences find a lane without it too seldom."""
+    with given_up() if is_broken else nullcontext():
+        machine = Waiting()
+        machine.enqueue(LANE)
+        machine.enqueue(PLAIN)
+        (run,) = lifecycle.claim(Broker("worker"), "default", "w", 1, "default").runs
+        lifecycle.begin(run, "w", database_clock.now())
+        machine.runs.append(run)
+        Waiting.finish(machine, True, True)
+        machine.enqueue(PLAIN)
+    held = TaskRecord.objects.holding_slot(GATE).count()
+    assert held == (machine.limit + 1 if is_broken else machine.limit)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("mutant", ["let in without a slot", "a lane gives its slot up", "a line without an end"])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutant", ["let in without a slot", "a line without an end"])
 def test_finds_what_is_broken(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a guard, some sequence breaks a rule."""
     monkeypatch.setattr("django_asyncq.fleet.reconciler.GRACE_SECONDS", 0)
-    broken = given_up() if mutant == "a lane gives its slot up" else nullcontext()
     if mutant == "let in without a slot":
         monkeypatch.setattr(gates, "confirm", lambda records, **options: set())
     elif mutant == "a line without an end":
         whole = admission.admit
         unbounded = lambda *args, most=None, **options: whole(*args, most=most and 99, **options)  # noqa: E731
         monkeypatch.setattr(admission, "admit", unbounded)
-    many = settings(max_examples=200, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
-    with broken, pytest.raises((AssertionError, Flaky)):
+    # A mutant that is found costs no more for the others that would have been made.
+    many = settings(max_examples=800, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
+    with pytest.raises((AssertionError, Flaky)):
         run_state_machine_as_test(Waiting, settings=settings(many, phases=[Phase.generate]))
 
 
@@ -358,6 +375,7 @@ def test_finds_a_gate_that_admits_although_the_next_one_is_full(monkeypatch: pyt
     monkeypatch.setattr("django_asyncq.fleet.reconciler.GRACE_SECONDS", 0)
     whole = admission.admit
     monkeypatch.setattr(admission, "admit", lambda of_tasks, *args, **options: whole(of_tasks[:1], *args, **options))
-    many = settings(max_examples=200, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
+    # A mutant that is found costs no more for the others that would have been made.
+    many = settings(max_examples=800, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
     with pytest.raises((AssertionError, Flaky)):
         run_state_machine_as_test(WaitingForSeveral, settings=settings(many, phases=[Phase.generate]))
