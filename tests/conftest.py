@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,22 @@ def cleaning_client() -> Iterator[redis.Redis]:
     client = redis.Redis.from_url(os.environ["ASYNCQ_TEST_REDIS_URL"], protocol=2)
     yield client
     client.close()
+
+
+@pytest.fixture(autouse=True)
+def whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse the read of a column that a statement has left out: one statement more for each row, by Django's alias."""
+    from django_asyncq.models import TaskRecord
+
+    refresh = TaskRecord.refresh_from_db
+
+    def refuse(self: TaskRecord, *args: Any, **kwargs: Any) -> None:
+        caller = sys._getframe(1)
+        if caller.f_code.co_name in ("__get__", "fetch_one"):
+            raise AssertionError(f"{kwargs['fields']} of a task is read, which .only(…) has left out")
+        refresh(self, *args, **kwargs)
+
+    monkeypatch.setattr(TaskRecord, "refresh_from_db", refuse)
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ from .history import Did
 MOST_SHOWN = 100
 COLUMNS = (
     "id", "name", "state", "backend", "is_remote", "worker_ids", "last_attempted_at", "timeout_seconds", "retry_at",
-    "reason", "is_ordered", "enqueued_at",
+    "reason", "is_ordered", "waits_for", "enqueued_at",
 )  # fmt: skip
 # Where the year has four digits; a score may be any number.
 LATEST = 253_370_764_800

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import redis
@@ -35,7 +37,13 @@ def client(broker: Broker) -> redis.Redis:
 def at(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     """The time by Redis's clock, later than the mark of the server; a test sets its one item."""
     moment = [(datetime.now(UTC) + timedelta(hours=1)).replace(minute=58, second=30, microsecond=0)]
+
+    def reading_seconds(*_: str) -> Iterator[Any]:
+        yield from ()
+        return moment[0].timestamp()
+
     monkeypatch.setattr("django_asyncq.broker.redis_clock.seconds", lambda *_: moment[0].timestamp())
+    monkeypatch.setattr("django_asyncq.broker.redis_clock.reading_seconds", reading_seconds)
     return moment
 
 
