@@ -31,6 +31,7 @@ from ..core.names import time_of_uuid7
 from ..exceptions import InvalidOption
 from ..models import FailureReason, Gate, TaskRecord, TaskState
 from ..observe.fleet import MOST_RUNNING, Fleet
+from ..observe.of_rates import load_calls
 from ..observe.why import why_not_running
 from ..storage import database_clock
 from ..storage.matching import KEYS
@@ -338,7 +339,7 @@ SHOWN_ID_CHARACTERS, LONGEST_TERM = 8, 200
 SHOWN_IN_LIST = (
     "id", "name", "queue_name", "state", "reason", "last_exception", "gate", "other_gates", "run_after", "retry_at",
     "attempt", "max_attempts", "crash_count", "enqueued_at", "started_at", "finished_at", "backend", "is_remote",
-    "worker_ids", "last_attempted_at", "timeout_seconds", "after_id", "batch_id", "waits_for",
+    "worker_ids", "last_attempted_at", "timeout_seconds", "after_id", "batch_id", "waits_for", "version",
 )  # fmt: skip
 
 
@@ -493,6 +494,7 @@ def as_listed(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
 
 def with_why(rows: list[TaskRecord], fleet: Fleet) -> list[TaskRecord]:
     """Let each row say why it does not run, for the columns of the list; return them."""
+    load_calls(rows)
     for row in rows:
         row.why = why_not_running(row, fleet)  # type: ignore[attr-defined]
     return rows
