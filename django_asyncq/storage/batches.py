@@ -114,7 +114,7 @@ GUARD = "CASE t.state WHEN 1 THEN t.fence = v.held_fence WHEN 0 THEN t.fence = v
 
 # Of a run that has read its row as that of no workflow: since then it may have got tasks that wait for it, which the
 # write of its outcome must count (`lifecycle.children`).
-UNLINKED_GUARD = f"({GUARD}) AND t.workflow_id IS NULL"
+UNLINKED = "t.workflow_id IS NULL"
 
 
 class FencedWrite(NamedTuple):
@@ -205,7 +205,7 @@ def write_fenced(
     changes: which all of the rows make, beside those that their records say. unlinked: write only rows that are of no
     workflow.
     """
-    guard = UNLINKED_GUARD if unlinked else GUARD
+    guard = f"({GUARD}) AND {UNLINKED}" if unlinked else GUARD
     accepted: set[UUID] = set()
     for start in range(0, len(writes), ROWS_PER_STATEMENT):
         part = writes[start : start + ROWS_PER_STATEMENT]
