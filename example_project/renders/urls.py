@@ -15,5 +15,5 @@ urlpatterns = [
     path("api/renders/<uuid:id>", views.render_detail, name="render"),
     path("images/<uuid:id>.png", views.image, name="image"),
     path("film", views.order_film, name="order-film"),
-    path("films/<uuid:id>.gif", views.watch, name="film"),
+    path("films/<uuid:id>.gif", views.film_image, name="film"),
 ]

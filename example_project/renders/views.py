@@ -286,7 +286,7 @@ def image(request: HttpRequest, id: UUID) -> HttpResponseBase:
 
 
 @require_GET
-def watch(request: HttpRequest, id: UUID) -> HttpResponseBase:
+def film_image(request: HttpRequest, id: UUID) -> HttpResponseBase:
     """Send a film. As with pictures, the URL contains only a UUID."""
     return send_file(id, "gif", "Film")
 
