@@ -156,8 +156,8 @@ CHAOS = {
     "shrinking-ttl": [
         Cut(
             "gate_acquire",
-            "expire_later(gate.members, (ARGV[1] == '0' and full_seconds or tonumber(ARGV[1])) + 60)",
-            "call('EXPIRE', gate.members, ARGV[1] == '0' and full_seconds or ARGV[1])",
+            "expire_later(gate.members, gate.hold + 60)",
+            "call('EXPIRE', gate.members, gate.hold)",
         )
     ],
 }

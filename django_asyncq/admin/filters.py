@@ -31,8 +31,7 @@ from ..core.names import time_of_uuid7
 from ..exceptions import InvalidOption
 from ..models import FailureReason, Gate, TaskRecord, TaskState
 from ..observe.fleet import MOST_RUNNING, Fleet
-from ..observe.of_rates import load_calls
-from ..observe.why import why_not_running
+from ..observe.why import whys_not_running
 from ..storage import database_clock
 from ..storage.matching import KEYS
 from ..storage.routing import ids_called, names, rows_of, writing_database
@@ -494,9 +493,9 @@ def as_listed(rows: QuerySet[TaskRecord]) -> QuerySet[TaskRecord]:
 
 def with_why(rows: list[TaskRecord], fleet: Fleet) -> list[TaskRecord]:
     """Let each row say why it does not run, for the columns of the list; return them."""
-    load_calls(rows)
+    found = whys_not_running(rows, fleet)
     for row in rows:
-        row.why = why_not_running(row, fleet)  # type: ignore[attr-defined]
+        row.why = found[row.id]  # type: ignore[attr-defined]
     return rows
 
 

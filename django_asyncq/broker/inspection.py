@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..core.compat import batched
 from . import entries, redis_clock, scripts
 from . import entries as replies
 from .access import Access
@@ -21,7 +22,7 @@ from .entries import id_bytes
 from .foreign import MESSAGES_PER_CALL, MOST_BYTES, StoredMessage, read_evidence, read_messages
 from .keys import alive_key, hour_of, is_name, keys_of, queues_key
 from .message import TaskMessage, UndecodableMessage, decode_message
-from .reading import Command, Reader, T, asking, read, side_by_side
+from .reading import Command, Reader, asking, read, side_by_side
 
 IDS_PER_PAGE = 500
 IDS_PER_CALL = 200
@@ -130,7 +131,7 @@ class Inspection(Access):
         places = [keys.pending, keys.priority, keys.lease, keys.scheduled, keys.retry, keys.archived, keys.completed]
         places += [keys.suspects, keys.aggregation_sets]
         found = Misplaced([], [])
-        for part in _parts(ids, IDS_PER_CALL):
+        for part in batched(ids, IDS_PER_CALL):
             reply = scripts.run(
                 "misplaced", self.client, places, [keys.task_prefix, keys.group_prefix, *map(id_bytes, part)]
             )
@@ -196,7 +197,7 @@ class Inspection(Access):
         return removed
 
     def _count(self, name: str, keys: Sequence[str], head: Sequence[object], ids: Sequence[str], size: int) -> int:
-        parts = _parts(ids, size)
+        parts = batched(ids, size)
         return sum(int(scripts.run(name, self.client, keys, [*head, *map(id_bytes, part)])) for part in parts)
 
 
@@ -209,7 +210,7 @@ def reading_claimed(ids: Mapping[tuple[str, str], Sequence[str]]) -> Reader[set[
 
 
 def _reading_states(alias: str, queue: str, ids: Sequence[str]) -> Reader[list[EntryState]]:
-    keys, parts = keys_of(queue, alias), list(_parts(ids, IDS_PER_CALL))
+    keys, parts = keys_of(queue, alias), list(batched(ids, IDS_PER_CALL))
     commands = [
         Command("entry_states", [keys.pending], [keys.task_prefix, *map(id_bytes, part)], alias=alias) for part in parts
     ]
@@ -218,11 +219,6 @@ def _reading_states(alias: str, queue: str, ids: Sequence[str]) -> Reader[list[E
         words = entries.texts(reply)
         found += map(EntryState, part, words[::3], words[1::3], words[2::3])
     return found
-
-
-def _parts(ids: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
 
 
 # --- Read what Redis holds of a queue besides the places of unfinished tasks. Changes nothing.
@@ -450,7 +446,7 @@ class History(Access):
         missing = [key for key in hours if key not in over]
         wanted = [
             Command("hour_parts", [name for name, _ in part], [minutes], alias=self.alias)
-            for part in _parts(missing, HOURS_PER_CALL)
+            for part in batched(missing, HOURS_PER_CALL)
         ]
         now, (alive, *replies) = yield from side_by_side(
             redis_clock.reading_seconds(self.alias), asking(Command("get", [alive_key()], alias=self.alias), *wanted)

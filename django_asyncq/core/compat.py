@@ -1,15 +1,30 @@
-"""Django's tasks framework, from Django 6 or from the `django-tasks` backport on 5.2.
+"""Django's tasks framework, from Django 6 or from the `django-tasks` backport on 5.2, and Python 3.12's `batched`.
 
-The two must never be mixed, because each has its own signals, Task class and handler. All modules of the project
-import the framework from here.
+The two frameworks must never be mixed, because each has its own signals, Task class and handler. All modules of the
+project import the framework from here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import django
 from django.core.exceptions import ImproperlyConfigured
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from itertools import batched
+else:
+    T = TypeVar("T")
+
+    def batched(iterable: Iterable[T], n: int) -> Iterator[tuple[T, ...]]:
+        """Yield the items in tuples of n, the last of which may be shorter."""
+        items = iter(iterable)
+        while part := tuple(islice(items, n)):
+            yield part
+
 
 HAS_DJANGO_TASKS = django.VERSION >= (6, 0)
 
@@ -66,6 +81,7 @@ __all__ = [
     "TaskResult",
     "TaskResultDoesNotExist",
     "TaskResultStatus",
+    "batched",
     "task_backends",
     "task_enqueued",
     "task_finished",

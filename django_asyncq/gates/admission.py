@@ -18,6 +18,7 @@ from django.template.defaultfilters import pluralize
 
 from .. import conf
 from ..broker import clients, entries, scripts
+from ..broker.reading import read, side_by_side
 from ..core.aliases import client_factory_of
 from ..core.guard import get_logger
 from ..core.logs import log_extra
@@ -33,7 +34,7 @@ from .members import (
     forget_waiters,
     keys,
     note_waiting,
-    place,
+    reading_place,
     release_runs,
     wait,
 )
@@ -229,8 +230,8 @@ def _release_groups(records: Iterable[TaskRecord], fence_of: Callable[[TaskRecor
             )
 
 
-# --- Which tasks are told of together: those of one gate, or of the same gates, apart by the limits that they bring
-# along, because a gate without a row admits them by these, and apart by what makes the client that reaches the slots.
+# --- Group tasks for one call: those of one gate, or of the same gates. Tasks with other limits are apart, because a
+# gate without a row admits them by these limits, and so are those whose slots another client reaches.
 
 T = TypeVar("T")
 
@@ -336,8 +337,9 @@ def _admit_in_turn(
 def _places_in_line(records: Sequence[TaskRecord]) -> dict[str, str]:
     """Return the place that each task has in the line where it stands: at the other gates it has the same."""
     waiting = [record for record in records if record.reason == FailureReason.GATE_FULL]
-    places = {str(record.id): place(record.gate, str(record.id), record.backend) for record in waiting}
-    return {id: found for id, found in places.items() if found}
+    readers = [reading_place(record.gate, str(record.id), record.backend) for record in waiting]
+    found = read("producer", side_by_side(*readers))
+    return {str(record.id): place for record, place in zip(waiting, found, strict=True) if place}
 
 
 def _admit_some(

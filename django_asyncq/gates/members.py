@@ -191,10 +191,11 @@ def reading_place_in_line(gate: str, id: str, alias: str) -> Reader[int | None]:
     return None if rank is None else entries.count(rank) + 1
 
 
-def place(gate: str, id: str, alias: str = "") -> str:
-    """Return the score of a task among those that wait, "" for one that does not. Raises: BrokerUnavailable."""
-    score = scripts.send(client(alias), "zscore", keys(gate).waiters, id)
-    return "" if score is None else f"{score:.0f}"
+def reading_place(gate: str, id: str, alias: str) -> Reader[str]:
+    """Read the score of a task among those that wait, "" for one that does not."""
+    (score,) = yield [Command("zscore", [keys(gate).waiters], (id,), alias=alias)]
+    number = entries.number(score)
+    return "" if number is None else f"{number:.0f}"
 
 
 def settle(gate: str, gone: Collection[str] = (), *, is_kept: bool = True) -> None:

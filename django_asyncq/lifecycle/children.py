@@ -19,33 +19,33 @@ row that has refused it is read again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import F, QuerySet
+from django.db.models import F
 
+from ..core.compat import batched
 from ..core.time import Delay
 from ..exceptions import BrokerUnavailable, GateUnavailable, ParentFailed
 from ..models import FailureReason, TaskEdge, TaskRecord, TaskState
 from ..storage import batches, database_clock
 from ..storage.batches import FencedWrite
-from ..storage.routing import as_check, rows_of, transaction_of, writing_database
+from ..storage.routing import as_check, lock_rows, rows_of, transaction_of, writing_database
 from .base import CommitHook, announce, append_error, log_failed
 from .dispatching import dispatch, note_failed_push
 from .messages import later_fence
 from .waiting import let_in
 
+# Databases bound the number of parameters.
 IDS_PER_STATEMENT = 500
 # How long the outcomes of several tasks wait for their turn at a task that waits for many: each turn takes some ms.
 TURN_MILLISECONDS = 500
 # What `waiting.let_in` is given at once.
 ASKED_TOGETHER = 100
 WAITS_FOR_TASKS = as_check(state=TaskState.QUEUED, waits_for__gt=0)
-
-Item = TypeVar("Item")
 
 
 class Settled(CommitHook):
@@ -67,7 +67,7 @@ class Settled(CommitHook):
         # One that ran before may have left an entry.
         for again in (False, True):
             dispatch([each for each in ready if bool(each.fence) is again and not _asks_gate(each)], again=again)
-        for asking in parts([record.id for record in ready if _asks_gate(record)], ASKED_TOGETHER):
+        for asking in batched([record.id for record in ready if _asks_gate(record)], ASKED_TOGETHER):
             try:
                 let_in(asking)
             except (BrokerUnavailable, GateUnavailable) as error:
@@ -94,20 +94,6 @@ def ended(record: TaskRecord) -> Ended:
         return Ended(record.id, record.name, "")
     word = "was cancelled" if record.reason == FailureReason.CANCELLED else "has failed"
     return Ended(record.id, record.name, word)
-
-
-def parts(items: Sequence[Item], size: int = IDS_PER_STATEMENT) -> Iterator[Sequence[Item]]:
-    """Yield items in parts for one statement each: databases bound the number of parameters."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
-
-
-def locked(rows: QuerySet[TaskRecord]) -> list[TaskRecord]:
-    """Lock rows until the caller's transaction is over, in the order of their ids; return them."""
-    if not connections[rows.db].features.has_select_for_update:
-        # A write that finds no row: this transaction is then SQLite's one writer.
-        rows_of(TaskRecord).filter(id=UUID(int=0)).update(fence=F("fence"))
-    return list(rows.select_for_update().order_by("id"))
 
 
 # --- The write of outcomes, and the count, in one transaction.
@@ -157,7 +143,12 @@ def linked_since(writes: Sequence[FencedWrite]) -> list[FencedWrite]:
 def _open_among(ids: Sequence[UUID]) -> set[UUID]:
     """Lock rows, and return the ids of those that are not final."""
     rows = rows_of(TaskRecord).only("id", "state", "finished_at")
-    return {row.id for part in parts(sorted(ids)) for row in locked(rows.filter(id__in=part)) if not row.finished_at}
+    return {
+        row.id
+        for part in batched(sorted(ids), IDS_PER_STATEMENT)
+        for row in lock_rows(rows.filter(id__in=part))
+        if not row.finished_at
+    }
 
 
 # --- Count, level by level.
@@ -179,7 +170,9 @@ def settle(parents: Sequence[Ended]) -> set[str]:
     level = list(parents)
     while level:
         edges = _edges_from(level)
-        failed = [child for part in parts(sorted(edges)) for child in _settle_children(part, edges)]
+        failed = [
+            child for part in batched(sorted(edges), IDS_PER_STATEMENT) for child in _settle_children(part, edges)
+        ]
         freed |= _fail({child: _blame(edges[child.id]) for child in failed})
         level = [ended(child) for child in failed]
     return freed
@@ -196,7 +189,7 @@ def _edges_from(level: Sequence[Ended]) -> dict[UUID, dict[UUID, _Loss]]:
     """Return for each child of these tasks which of them it waited for."""
     by_id = {parent.id: parent for parent in level}
     found: dict[UUID, dict[UUID, _Loss]] = defaultdict(dict)
-    for part in parts(list(by_id)):
+    for part in batched(list(by_id), IDS_PER_STATEMENT):
         edges = rows_of(TaskEdge).filter(parent_id__in=part).order_by()
         if connections[edges.db].vendor == "mysql":
             # A snapshot above READ COMMITTED may not show those of a child that was enqueued since.
@@ -213,7 +206,7 @@ def _blame(losses: Mapping[UUID, _Loss]) -> Ended | None:
 
 def _settle_children(ids: Sequence[UUID], edges: Mapping[UUID, Mapping[UUID, _Loss]]) -> list[TaskRecord]:
     """Count parents out of these children; return those that fail."""
-    children = locked(rows_of(TaskRecord).filter(WAITS_FOR_TASKS, id__in=ids))
+    children = lock_rows(rows_of(TaskRecord).filter(WAITS_FOR_TASKS, id__in=ids))
     failed: list[TaskRecord] = []
     counts: dict[int, list[TaskRecord]] = defaultdict(list)
     for child in children:
@@ -290,13 +283,15 @@ class Parents(NamedTuple):
 def locked_parents(children: Iterable[UUID]) -> Parents:
     """Lock all that some tasks wait for, before these themselves: one that finishes now would not find its child."""
     edges: dict[UUID, dict[UUID, bool]] = defaultdict(dict)
-    for part in parts(sorted(children)):
+    for part in batched(sorted(children), IDS_PER_STATEMENT):
         found = rows_of(TaskEdge).filter(child_id__in=part).order_by()
         for child_id, parent_id, runs_anyway in found.values_list("child_id", "parent_id", "runs_anyway"):
             edges[child_id][parent_id] = runs_anyway
     ids = sorted({parent_id for of_child in edges.values() for parent_id in of_child})
     rows = rows_of(TaskRecord).only("id", "state", "retry_at")
-    return Parents({row.id: row for part in parts(ids) for row in locked(rows.filter(id__in=part))}, edges)
+    return Parents(
+        {row.id: row for part in batched(ids, IDS_PER_STATEMENT) for row in lock_rows(rows.filter(id__in=part))}, edges
+    )
 
 
 def settle_deleted(records: Sequence[TaskRecord]) -> set[str]:
@@ -313,7 +308,9 @@ def settle_deleted(records: Sequence[TaskRecord]) -> set[str]:
     lost: dict[TaskRecord, Ended | None] = {}
     fewer: list[TaskRecord] = []
     for child in [
-        row for part in parts(ids) for row in locked(rows_of(TaskRecord).filter(WAITS_FOR_TASKS, id__in=part))
+        row
+        for part in batched(ids, IDS_PER_STATEMENT)
+        for row in lock_rows(rows_of(TaskRecord).filter(WAITS_FOR_TASKS, id__in=part))
     ]:
         count, edges = parents.count_open(child.id), parents.edges[child.id]
         if count == child.waits_for:

@@ -16,6 +16,7 @@ from django.template.defaultfilters import pluralize
 
 from .. import gates
 from ..broker import Broker
+from ..core.compat import batched
 from ..core.django_internals import delete_rows
 from ..core.guard import get_logger
 from ..core.logs import log_extra
@@ -24,7 +25,7 @@ from ..models import TaskEdge, TaskLogLine, TaskRecord, TaskState
 from ..storage.routing import rows_of, transaction_of, writing_database
 from . import dispatching
 from .base import CommitHook
-from .children import parts, settle_deleted
+from .children import IDS_PER_STATEMENT, settle_deleted
 from .closing import ask_to_stop
 from .dispatching import by_queue
 from .following import move_up, move_up_waiting
@@ -55,7 +56,7 @@ class Removal(CommitHook):
 
         Here and not with each row, as log lines.
         """
-        for part in parts(self.records):
+        for part in batched(self.records, IDS_PER_STATEMENT):
             with transaction_of(TaskRecord):
                 rows_of(TaskEdge).filter(child_id__in=[record.id for record in part]).delete()
                 move_up(settle_deleted([record for record in part if record.workflow_id is None]))

@@ -14,12 +14,13 @@ from uuid import UUID
 from django.db import connections
 
 from ..core.after import MOST_PARENTS
+from ..core.compat import batched
 from ..exceptions import InvalidOption, TaskNotRunnable
 from ..models import TaskEdge, TaskRecord, TaskState
 from ..storage.inserting import insert_edges
-from ..storage.routing import rows_of, transaction_of, writing_database
+from ..storage.routing import lock_rows, rows_of, transaction_of, writing_database
 from .base import Run
-from .children import Ended, ended, fail_new, locked, parts
+from .children import IDS_PER_STATEMENT, Ended, ended, fail_new
 from .following import move_up
 
 Found = TypeVar("Found", bound=Sequence[TaskRecord | None])
@@ -83,7 +84,9 @@ def _locked_parents(nodes: Sequence[TaskRecord], ids: Collection[UUID]) -> dict[
     if len(ids) > MOST_PARENTS:
         raise InvalidOption(f"these calls wait for {len(ids):,} tasks, more than {MOST_PARENTS:,}: enqueue fewer")
     rows = rows_of(TaskRecord).only("id", "name", "backend", "state", "reason", "retry_at", "workflow_id")
-    found = {row.id: row for part in parts(sorted(ids)) for row in locked(rows.filter(id__in=part))}
+    found = {
+        row.id: row for part in batched(sorted(ids), IDS_PER_STATEMENT) for row in lock_rows(rows.filter(id__in=part))
+    }
     for node in nodes:
         for edge in node.edges:
             if edge.parent.id in ids and edge.parent.id not in found:
@@ -102,10 +105,10 @@ def _give_workflow(new: Sequence[TaskRecord], parents: Sequence[TaskRecord]) -> 
         record.workflow_id = workflow_id
     rows = rows_of(TaskRecord)
     if others := known[1:]:
-        ids = [row.id for row in locked(rows.filter(workflow_id__in=others).only("id"))]
-        for part in parts(ids):
+        ids = [row.id for row in lock_rows(rows.filter(workflow_id__in=others).only("id"))]
+        for part in batched(ids, IDS_PER_STATEMENT):
             rows.filter(id__in=part).update(workflow_id=workflow_id)
-    for part in parts([parent.id for parent in parents if parent.workflow_id is None]):
+    for part in batched([parent.id for parent in parents if parent.workflow_id is None], IDS_PER_STATEMENT):
         rows.filter(id__in=part).update(workflow_id=workflow_id)
 
 
@@ -120,11 +123,11 @@ def fill_values(runs: Sequence[Run]) -> None:
     """
     by_child = {run.record.id: run for run in runs}
     edges: list[tuple[UUID, UUID, str, int]] = []
-    for part in parts(list(by_child)):
+    for part in batched(list(by_child), IDS_PER_STATEMENT):
         found = rows_of(TaskEdge).filter(child_id__in=part).exclude(name="").order_by("child_id", "name", "position")
         edges += found.values_list("child_id", "parent_id", "name", "position")
     values: dict[UUID, Any] = {}
-    for part in parts(sorted({parent for _, parent, _, _ in edges})):
+    for part in batched(sorted({parent for _, parent, _, _ in edges}), IDS_PER_STATEMENT):
         rows = rows_of(TaskRecord).filter(id__in=part).values_list("id", "state", "return_value")
         values |= {id: value if state == TaskState.SUCCEEDED else None for id, state, value in rows}
     given: dict[UUID, dict[str, Any]] = {}

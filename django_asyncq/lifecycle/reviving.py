@@ -13,9 +13,10 @@ from uuid import UUID
 
 from django.db.models import F, QuerySet
 
+from ..core.compat import batched
 from ..models import FailureReason, TaskEdge, TaskRecord, TaskState
-from ..storage.routing import rows_of
-from .children import WAITS_FOR_TASKS, begin_ready, locked, locked_parents, parts
+from ..storage.routing import lock_rows, rows_of
+from .children import IDS_PER_STATEMENT, WAITS_FOR_TASKS, begin_ready, locked_parents
 from .unique import already_taken, take_again, without
 
 REVIVED = {"state": TaskState.QUEUED, "reason": FailureReason.NONE, "retry_at": None, "finished_at": None}
@@ -61,7 +62,7 @@ def revive(failed: QuerySet[TaskRecord], retried: Collection[UUID], wanted: Sequ
 def _children_of(ids: Collection[UUID]) -> dict[UUID, set[UUID]]:
     """Return the ids of the tasks that wait for these, with which of them."""
     found: dict[UUID, set[UUID]] = defaultdict(set)
-    for part in parts(list(ids)):
+    for part in batched(list(ids), IDS_PER_STATEMENT):
         edges = rows_of(TaskEdge).filter(parent_id__in=part).order_by()
         for parent_id, child_id in edges.values_list("parent_id", "child_id"):
             found[child_id].add(parent_id)
@@ -70,9 +71,9 @@ def _children_of(ids: Collection[UUID]) -> dict[UUID, set[UUID]]:
 
 def _wait_again(children: dict[UUID, set[UUID]]) -> None:
     """Have tasks wait for their retried parents that wait for others still: these had counted as finished."""
-    for part in parts(sorted(children)):
+    for part in batched(sorted(children), IDS_PER_STATEMENT):
         counts: dict[int, list[UUID]] = defaultdict(list)
-        for row in locked(rows_of(TaskRecord).filter(WAITS_FOR_TASKS, id__in=part).only("id")):
+        for row in lock_rows(rows_of(TaskRecord).filter(WAITS_FOR_TASKS, id__in=part).only("id")):
             counts[len(children[row.id])].append(row.id)
         for count, ids in counts.items():
             rows_of(TaskRecord).filter(id__in=ids).update(waits_for=F("waits_for") + count)
@@ -87,7 +88,9 @@ def _free_among(
     """
     parents = locked_parents(ids)
     free = []
-    for record in [row for part in parts(sorted(ids)) for row in locked(failed.filter(id__in=part))]:
+    for record in [
+        row for part in batched(sorted(ids), IDS_PER_STATEMENT) for row in lock_rows(failed.filter(id__in=part))
+    ]:
         if record.id not in wanted and record.reason != FailureReason.PARENT_FAILED:
             continue
         record.waits_for = parents.count_open(record.id)
@@ -112,7 +115,7 @@ def _write(failed: QuerySet[TaskRecord], records: Sequence[TaskRecord]) -> None:
         counts[record.waits_for].append(record)
     for count, group in counts.items():
         changes = {**REVIVED, **FORGOTTEN, "waits_for": count}
-        for part in parts(group):
+        for part in batched(group, IDS_PER_STATEMENT):
             failed.filter(id__in=[record.id for record in part]).update(**changes)
         for record in group:
             for name, value in changes.items():

@@ -21,8 +21,7 @@ from .operating import (
     StartupRun,
 )
 from .schedules import Missed, Occurrence, OccurrenceOutcome, Overlap, Schedule, ScheduleQuerySet, default_timezone
-from .tasks import FailureReason, Suspicion, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
-from .workflows import TaskEdge
+from .tasks import FailureReason, Suspicion, TaskEdge, TaskLogLine, TaskRecord, TaskRecordQuerySet, TaskState
 
 __all__ = [
     "Alert",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from .. import rates
@@ -11,11 +10,11 @@ from ..broker.reading import Reader, read
 from ..core.aliases import is_redis_used
 from ..core.calls import rate_name
 from ..core.rates import StartRate, is_of_arguments
-from ..core.registry import every_task, find
+from ..core.registry import every_task
 from ..exceptions import BrokerUnavailable
-from ..models import Rate, TaskRecord, TaskState
+from ..models import Rate
 from ..storage.routing import rows_of
-from ..worker.rates import declared_rate, declared_rates, name_of, waiter_of
+from ..worker.rates import declared_rate, declared_rates
 from .values import RateInfo
 
 # Names may be as many as customers.
@@ -84,35 +83,6 @@ def reading_waiting_without_row() -> Reader[dict[str, int]]:
     known = set(rows_of(Rate).filter(name__in=names).values_list("name", flat=True))
     states = yield from rates.reading_states([name for name in names if name not in known][:MOST_RATES])
     return {name: state.waiting for name, state in states.items() if state.waiting}
-
-
-def load_calls(rows: Iterable[TaskRecord]) -> None:
-    """Read, for all in one statement, what `wait_of` asks of rows that were read without arguments."""
-    rated = {row.id: row for row in rows if row.state == TaskState.QUEUED and _is_rated(row)}
-    if rated:
-        found = rows_of(TaskRecord).filter(id__in=list(rated)).values_list("id", "args", "kwargs", "wire_id")
-        for id, args, kwargs, wire_id in found:
-            rated[id].args, rated[id].kwargs, rated[id].wire_id = args, kwargs, wire_id
-
-
-def _is_rated(row: TaskRecord) -> bool:
-    task = find(row.name)
-    return task is not None and task.rate is not None
-
-
-def wait_of(row: TaskRecord) -> tuple[str, datetime | None] | None:
-    """Return for which rate a QUEUED task waits, and about when it is looked at; None when it waits for none.
-
-    Raises: BrokerUnavailable.
-    """
-    task = find(row.name)
-    if task is None or task.rate is None:
-        return None
-    name = name_of(task, row)
-    at = rates.look_at(name, waiter_of(row))
-    if at is None:
-        return None
-    return name, datetime.fromtimestamp(at, UTC) if 0 < at < 1e11 else None
 
 
 def names_that_wait() -> list[str]:

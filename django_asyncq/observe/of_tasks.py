@@ -17,6 +17,7 @@ from ..broker.inspection import Inspection
 from ..broker.reading import read
 from ..broker.unknown_tasks import reading_unknown
 from ..core.aliases import one_alias_per_prefix, uses_redis
+from ..core.compat import batched
 from ..core.names import lowest_uuid7_at
 from ..core.registry import load_task_modules, registered
 from ..core.several_gates import read_others
@@ -246,7 +247,7 @@ class Tasks:
         """
         rows = self._of_backend(EVERYTHING).rows().filter(state__in=(TaskState.QUEUED, TaskState.FAILED))
         found: dict[UUID, int] = {}
-        for page in _pages(list(ids)):
+        for page in batched(ids, IDS_PER_PAGE):
             found |= places_in_line(rows.filter(id__in=page).only(*PLACED))
         return found
 
@@ -261,7 +262,9 @@ class Tasks:
     def known(self, ids: Collection[UUID]) -> set[UUID]:
         """Return those of the ids that have a row."""
         rows = self._of_backend(EVERYTHING).rows().order_by()
-        return {id for page in _pages(list(ids)) for id in rows.filter(id__in=page).values_list("id", flat=True)}
+        return {
+            id for page in batched(ids, IDS_PER_PAGE) for id in rows.filter(id__in=page).values_list("id", flat=True)
+        }
 
     def task(self, name: str) -> Task[Any, Any]:
         """Return the declared task of this name, to enqueue it. Imports the tasks modules of the installed apps.
@@ -274,7 +277,7 @@ class Tasks:
     def retry(self, ids: Collection[UUID]) -> Outcome:
         """Queue failed and RETRYING tasks again, now. Raises: GateUnavailable; tasks before it stay retried."""
         outcome = Outcome()
-        for page in _pages(self._own(ids, outcome)):
+        for page in batched(self._own(ids, outcome), IDS_PER_PAGE):
             result = lifecycle.retry(page, by_person=True)
             outcome.done.extend(record.id for record in result.retried)
             outcome.refused.update({record.id: f"its gate {record.gate} is full" for record in result.full})
@@ -287,7 +290,7 @@ class Tasks:
     def run(self, ids: Collection[UUID]) -> Outcome:
         """Make tasks run as soon as a slot is free: those that are delayed, RETRYING or failed. Raises: as `retry`."""
         outcome = Outcome()
-        for page in _pages(self._own(ids, outcome)):
+        for page in batched(self._own(ids, outcome), IDS_PER_PAGE):
             states: dict[UUID, int] = dict(rows_of(TaskRecord).filter(id__in=page).values_list("id", "state"))
             hurried = set(lifecycle.hurry([id for id in page if states.get(id) == TaskState.QUEUED]))
             outcome.done.extend(id for id in page if id in hurried)
@@ -309,13 +312,13 @@ class Tasks:
         those that have stopped are counted as cancelled, those that have finished otherwise as over.
         Raises: InvalidOption, for a wait in a transaction too.
         """
-        pages, backend = _pages(list(ids)), self._backend or ""
+        pages, backend = batched(ids, IDS_PER_PAGE), self._backend or ""
         return CancelCounts(*lifecycle.cancel_pages(pages, by=by, reason=reason, backend=backend, wait=wait))
 
     def delete(self, ids: Collection[UUID]) -> Outcome:
         """Delete finished tasks. One that is waiting or running must be cancelled first."""
         outcome = Outcome()
-        for page in _pages(self._own(ids, outcome)):
+        for page in batched(self._own(ids, outcome), IDS_PER_PAGE):
             try:
                 deleted = lifecycle.delete(page)
             except (ProtectedError, RestrictedError):
@@ -372,11 +375,6 @@ class Tasks:
         known = self.known(ids)
         outcome.refused.update({id: "it has no row" for id in ids if id not in known})
         return [id for id in ids if id in known]
-
-
-def _pages(ids: Sequence[UUID]) -> Iterator[list[UUID]]:
-    for start in range(0, len(ids), IDS_PER_PAGE):
-        yield list(ids[start : start + IDS_PER_PAGE])
 
 
 def _details_of(row: TaskRecord) -> TaskDetails:

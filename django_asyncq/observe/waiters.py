@@ -20,6 +20,7 @@ from django.core.signals import setting_changed
 from .. import conf
 from ..broker import clients
 from ..broker.waits import OverListener, mark_waited
+from ..core.compat import batched
 from ..exceptions import BrokerUnavailable
 from ..models import TaskRecord, TaskState
 from ..storage.routing import rows_of
@@ -240,7 +241,7 @@ class _Begun:
 
 def over_among(ids: Sequence[str]) -> Iterator[str]:
     """Yield the tasks whose rows are final or missing; arguments, which may be large, are not read."""
-    for part in parts_of(ids):
+    for part in batched(ids, ROWS_PER_QUERY):
         rows = rows_of(TaskRecord).filter(id__in=part).values_list("id", "state", "retry_at")
         goes_on = {
             str(id)
@@ -248,12 +249,6 @@ def over_among(ids: Sequence[str]) -> Iterator[str]:
             if not (state == TaskState.SUCCEEDED or (state == TaskState.FAILED and retry_at is None))
         }
         yield from (id for id in part if id not in goes_on)
-
-
-def parts_of(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield ids in parts for one query each: databases bound the number of parameters."""
-    for start in range(0, len(ids), ROWS_PER_QUERY):
-        yield ids[start : start + ROWS_PER_QUERY]
 
 
 _waiters = Waiters()

@@ -222,7 +222,7 @@ class Waiting:
         if not ids:
             return
         missing = set(ids)
-        for part in waiters.parts_of(list(ids)):
+        for part in compat.batched(ids, waiters.ROWS_PER_QUERY):
             for record in rows_of(TaskRecord).filter(id__in=part):
                 missing.discard(str(record.id))
                 if record.is_final:

@@ -5,9 +5,12 @@ The rows and the pauses decide; who is alive comes from Redis. While that is unr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
+from uuid import UUID
 
 from ..broker.unknown_tasks import label_of
 from ..core.aliases import uses_redis
@@ -16,8 +19,7 @@ from ..core.masking import masker_of
 from ..exceptions import BrokerUnavailable
 from ..models import FailureReason, Pause, TaskRecord, TaskState
 from .fleet import Fleet
-from .of_rates import wait_of
-from .places import places_in_line
+from .places import places_in_line, waits_of
 
 
 class Keeper(Enum):
@@ -79,19 +81,36 @@ def why_not_running(row: TaskRecord, fleet: Fleet, *, with_place: bool = False) 
 
     with_place: ask Redis for its place at its gate, or under its fair key, too.
     """
+    why = whys_not_running([row], fleet)[row.id]
+    if why is None or not with_place:
+        return why
+    if why.keeper is Keeper.DUE:
+        return _with_fair_key(why, row, fleet)
+    is_asked = why.keeper is Keeper.GATE_FULL and fleet.is_known
+    return why._replace(place=_place_in_line(row)) if is_asked else why
+
+
+def whys_not_running(rows: Sequence[TaskRecord], fleet: Fleet) -> dict[UUID, Why | None]:
+    """Return the same for several tasks, by their ids, with one round trip for all that may wait for a rate."""
+    found = {row.id: _why(row, fleet) for row in rows}
+    may_wait = [
+        row
+        for row in rows
+        if fleet.is_known and uses_redis(row.backend) and (why := found[row.id]) and why.keeper is Keeper.DUE
+    ]
+    # When Redis cannot say so, none waits for a rate.
+    with suppress(BrokerUnavailable):
+        found |= {id: Why(Keeper.RATE, name, at=at) for id, (name, at) in waits_of(may_wait).items()}
+    return found
+
+
+def _why(row: TaskRecord, fleet: Fleet) -> Why | None:
     if row.state == TaskState.RUNNING:
         stuck = fleet.why_stuck(row)
         return Why(Keeper.TIMEOUT if stuck == "timeout" else Keeper.WORKER_LOST) if stuck else None
     if row.state == TaskState.FAILED and row.retry_at is not None:
-        why = _of_retry(row, fleet)
-    elif row.state == TaskState.QUEUED:
-        why = _of_queued(row, fleet)
-    else:
-        return None
-    if with_place and why.keeper is Keeper.DUE:
-        return _with_fair_key(why, row, fleet)
-    is_asked = with_place and why.keeper is Keeper.GATE_FULL and fleet.is_known
-    return why._replace(place=_place_in_line(row)) if is_asked else why
+        return _of_retry(row, fleet)
+    return _of_queued(row, fleet) if row.state == TaskState.QUEUED else None
 
 
 def _place_in_line(row: TaskRecord) -> int | None:
@@ -148,15 +167,4 @@ def _of_queued(row: TaskRecord, fleet: Fleet) -> Why:
             return Why(Keeper.UNSERVED, row.queue_name)
         if not any(each.knows(row.name, row.version) for each in serving):
             return Why(Keeper.UNKNOWN, label_of(row.name, row.version))
-        if (rate := _of_rate(row)) is not None:
-            return rate
     return Why(Keeper.DUE)
-
-
-def _of_rate(row: TaskRecord) -> Why | None:
-    """Return that a task waits for its rate; None when it does not, and when Redis cannot say so."""
-    try:
-        found = wait_of(row)
-    except BrokerUnavailable:
-        return None
-    return None if found is None else Why(Keeper.RATE, found[0], at=found[1])

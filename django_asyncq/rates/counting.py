@@ -194,11 +194,7 @@ def waiting_in(alias: str, queue: str, most: int = 200) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def look_at(name: str, waiter: Waiter) -> float | None:
-    """Return when a task that waits is looked at next, in Unix seconds; None when it does not wait.
-
-    Raises: BrokerUnavailable.
-    """
-    client = clients.client("producer")
-    found: float | None = scripts.send(client, "zscore", rate_looks_key(name), waiter.text)
-    return None if found is None else found / 1e6
+def reading_look_at(name: str, waiter: Waiter) -> Reader[float | None]:
+    """Read when a task that waits is looked at next, in Unix seconds; None when it does not wait."""
+    (found,) = yield [Command("zscore", [rate_looks_key(name)], (waiter.text,))]
+    return None if found is None else float(found) / 1e6

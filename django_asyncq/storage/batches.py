@@ -371,7 +371,7 @@ def shorten_waits(connection: BaseDatabaseWrapper) -> None:
 
 
 def limit_waits(connection: BaseDatabaseWrapper, milliseconds: int = LOCK_MILLISECONDS) -> None:
-    """Have the next statements of the transaction wait for a lock so long at most; on MySQL for a second."""
+    """Limit how long the next statements of the transaction wait for a lock; on MySQL to one second."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(milliseconds)])

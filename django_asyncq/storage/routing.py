@@ -76,13 +76,20 @@ def lock_free_rows(rows: QuerySet[TaskRecord]) -> set[UUID]:
 
     A database that cannot skip locked rows waits for them.
     """
-    features = connections[rows.db].features
-    if features.has_select_for_update:
-        rows = rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked).order_by("id")
-    else:
+    skip_locked = connections[rows.db].features.has_select_for_update_skip_locked
+    return set(_locking(rows, skip_locked=skip_locked).values_list("id", flat=True))
+
+
+def lock_rows(rows: QuerySet[TaskRecord]) -> list[TaskRecord]:
+    """Lock tasks until the caller's transaction is over, in the order of their ids; return them."""
+    return list(_locking(rows))
+
+
+def _locking(rows: QuerySet[TaskRecord], *, skip_locked: bool = False) -> QuerySet[TaskRecord]:
+    if not connections[rows.db].features.has_select_for_update:
         # A write that finds no row: this transaction is then SQLite's one writer, and no finished row is written again.
         rows.filter(id=UUID(int=0)).update(fence=F("fence"))
-    return set(rows.values_list("id", flat=True))
+    return rows.select_for_update(skip_locked=skip_locked).order_by("id")
 
 
 def follow_commit(action: Callable[[], None]) -> None:

@@ -33,7 +33,7 @@ STATES = {
 }
 # What a person may cancel.
 LIVE = ("queued", "running", "retrying")
-# Who is shown beside each other, and what of theirs is counted.
+# How many visitors and films the page shows, and how far back it counts renders.
 MOST_VISITORS = 6
 MOST_FILMS = 3
 LATELY = timedelta(minutes=10)

@@ -21,6 +21,7 @@ from django.urls import reverse
 
 from django_asyncq import QueueFull, conf, gates, lifecycle, task
 from django_asyncq.broker import Broker, clients, scripts
+from django_asyncq.broker.reading import read
 from django_asyncq.core.several_gates import GateLimit, read_others
 from django_asyncq.exceptions import InvalidOption, UnknownGate
 from django_asyncq.fleet.forwarder import WaiterService
@@ -658,14 +659,14 @@ def test_gates_on_several_nodes_of_a_cluster_are_asked_in_turn(on_several_nodes:
     assert holders(a) == {first.id}
     filler = tasks.gated.using(gate=a, queue_limit=2).enqueue("x")
     later = tasks.gated.using(gate=a, queue_limit=2, on_full="wait").enqueue("x")
-    place = gates.members.place(b, second.id)
+    place = read("producer", gates.members.reading_place(b, second.id, "default"))
     third = tasks.gated.using(gate=a, queue_limit=2, on_full="wait").enqueue("x")
     run = lifecycle.claim(Broker("worker"), "default", "w", 1, "default").runs[0]
     assert str(run.record.id) == first.id
     gates.release_ids(b, [first.id])
     look(b)
     assert stands_at(second) == a
-    assert gates.members.place(a, second.id) == place
+    assert read("producer", gates.members.reading_place(a, second.id, "default")) == place
     assert gates.waiters(a) == [second.id, later.id, third.id]
     leave(filler)
     look(a)

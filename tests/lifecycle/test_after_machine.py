@@ -9,7 +9,6 @@ ASYNCQ_TEST_EXAMPLES is its number of sequences.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections import Counter
@@ -23,7 +22,7 @@ from uuid import UUID
 import pytest
 from django.db import connection, transaction
 from django.utils import timezone
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure, HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -43,6 +42,7 @@ from django_asyncq.testing import failpoints
 
 from .. import workflow_tasks as tasks
 from ..machine import stores
+from ..machine.settings import profile, quiet  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -397,27 +397,6 @@ def _backend() -> Any:
 
 def _has_failed(record: TaskRecord) -> bool:
     return record.is_final and record.state == TaskState.FAILED
-
-
-def profile(examples: int, **more: Any) -> settings:
-    return settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        **more,
-    )
-
-
-@pytest.fixture(autouse=True)
-def quiet(settings: Any) -> Iterator[None]:
-    """Leases do not expire, and what the machine kills is not logged."""
-    settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1200, "PUSH_BATCH_SECONDS": 0}
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.timeout(600)

@@ -11,11 +11,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.utils import timezone
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase
 from hypothesis.errors import HypothesisException
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -33,6 +34,7 @@ from .. import script_mutants, tasks
 from ..machine import stores
 from ..machine.crowded import Crowded
 from ..machine.machine import Machine
+from ..machine.settings import profile as profile_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,16 +47,7 @@ SHORT_EXAMPLES = 160
 MUTANT_EXAMPLES = 1500
 
 
-def profile(examples: int, **more: Any) -> settings:
-    return settings(
-        max_examples=examples,
-        stateful_step_count=40,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        **more,
-    )
+profile = partial(profile_of, steps=40)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ of sequences.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -25,7 +24,7 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import F, Q
 from django.utils import timezone
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -44,6 +43,7 @@ from django_asyncq.storage import inserting
 
 from .. import tasks
 from ..machine import stores
+from ..machine.settings import profile, quiet  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -454,27 +454,6 @@ def dying(*, dies: bool) -> Iterator[None]:
     hooks = (enqueueing.Dispatch, replacing.Replacement)
     with mock.patch.object(hooks[0], "follow_up"), mock.patch.object(hooks[1], "follow_up"):
         yield
-
-
-def profile(examples: int, **more: Any) -> settings:
-    return settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        **more,
-    )
-
-
-@pytest.fixture(autouse=True)
-def quiet(settings: Any) -> Iterator[None]:
-    """Leases do not expire, and what the machine kills is not logged."""
-    settings.ASYNCQ = {**settings.ASYNCQ, "LEASE_SECONDS": 1200, "PUSH_BATCH_SECONDS": 0}
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.timeout(600)

@@ -395,7 +395,7 @@ def test_a_change_has_those_that_wait_looked_at_by_the_new_numbers() -> None:
     assert moments[-1] < (time.time() + 2) * 1000
     assert state().waiting == 9
     waits = waiter_of(TaskRecord.objects.get(pk=results[5].id))
-    assert rates.look_at(NAME, waits) == pytest.approx(moments[2] / 1000 + 0.05, abs=0.002)
+    assert read("producer", rates.reading_look_at(NAME, waits)) == pytest.approx(moments[2] / 1000 + 0.05, abs=0.002)
 
 
 def test_a_change_that_never_reached_redis_is_found() -> None:

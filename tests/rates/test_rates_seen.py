@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from django_asyncq import rates
 from django_asyncq.broker.keys import rate_key, rate_looks_key, waiting_rates_key
+from django_asyncq.broker.reading import read
 from django_asyncq.contrib.prometheus import AsyncqCollector
 from django_asyncq.fleet.rates import RateLook
 from django_asyncq.models import Rate, TaskRecord
@@ -191,7 +192,7 @@ def test_the_leader_places_anew_what_those_before_it_have_left(waiting: list[Tas
     last = waiter_of(waiting[4])
     look = RateLook()
     look.tick()
-    before = rates.look_at(NAME, last)
+    before = read("producer", rates.reading_look_at(NAME, last))
     # Nobody has started for some hours, so two could; and the last one waits for another three.
     broker = keeper().broker
     broker.client.hset(rate_key(NAME), "until", str(state().until_us - 4 * HOUR_US))
@@ -199,7 +200,7 @@ def test_the_leader_places_anew_what_those_before_it_have_left(waiting: list[Tas
     for member in client.zrange(rate_looks_key(NAME), 0, 1):
         client.zrem(rate_looks_key(NAME), member)
     look.tick()
-    after = rates.look_at(NAME, last)
+    after = read("producer", rates.reading_look_at(NAME, last))
     assert before is not None and after is not None
     assert after < before - 2 * 3600
     broker.forward("default", "scheduled")

@@ -34,10 +34,13 @@ for number = 1, tonumber(ARGV[6]) do
     call('HDEL', meta, 'built')
     return {'unbuilt', number, 0, 0, '0', 0}
   end
+  local expected = seconds_of(known[3]) and known[3] or ARGV[6 + 2 * number]
+  local full_seconds = math.min(math.max(math.ceil(10 * expected), 3600), 86400)
   gates[number] = {
+    full_seconds = full_seconds, hold = ARGV[1] == '0' and full_seconds or tonumber(ARGV[1]),
     number = number, members = members, meta = meta, retaken = retaken, waiters = waiters, ours = ours,
     limit = limit, own_limit = own_limit, asked = known[4], kept = known[5], paused = known[6] and 'paused',
-    expected = seconds_of(known[3]) and known[3] or ARGV[6 + 2 * number],
+    expected = expected,
     held = {}, fresh = {}, again = {}, inside = {}, dropped = {}, joining = {}, priorities = {}, since = {}, behind = 0,
   }
 end
@@ -99,9 +102,8 @@ for n, id in ipairs(ids) do
     if by then
       if gate.scores[n] then gate.dropped[#gate.dropped + 1] = id end
     else
-      local hold = ARGV[1] == '0' and math.min(math.max(math.ceil(10 * gate.expected), 3600), 86400) or tonumber(ARGV[1])
       local slots, fence = gate.scores[n] and gate.held or gate.fresh, ARGV[first + 4 * n - 3]
-      slots[#slots + 1], slots[#slots + 2], gate.inside[#gate.inside + 1] = now + hold, id, id
+      slots[#slots + 1], slots[#slots + 2], gate.inside[#gate.inside + 1] = now + gate.hold, id, id
       if fence ~= '' then gate.again[#gate.again + 1], gate.again[#gate.again + 2] = id, fence end
       if not gate.scores[n] then gate.left = gate.left - 1 end
       if last[gate] then gate.behind = gate.behind + 1 end
@@ -124,13 +126,12 @@ if mode == 'all' and refusing then
   return {refusing.paused or 'full', refusing.number, refusing.limit or 0, refusing.alive, refusing.expected, waiting}
 end
 for _, gate in ipairs(limited) do
-  local full_seconds = math.min(math.max(math.ceil(10 * gate.expected), 3600), 86400)
   if tonumber(gate.asked) ~= now then call('HSET', gate.meta, 'asked', now) end
   if #gate.held > 0 then call('ZADD', gate.members, 'XX', 'GT', unpack(gate.held)) end
   if #gate.fresh > 0 then call('ZADD', gate.members, unpack(gate.fresh)) end
-  expire_later(gate.members, (ARGV[1] == '0' and full_seconds or tonumber(ARGV[1])) + 60)
+  expire_later(gate.members, gate.hold + 60)
   if #gate.again > 0 then call('HSET', gate.retaken, unpack(gate.again)) end
-  expire_later(gate.retaken, full_seconds + 60)
+  expire_later(gate.retaken, gate.full_seconds + 60)
   note_ours(gate.ours, gate.inside)
   if gate.waiting > 0 and #gate.inside > 0 then call('ZREM', gate.waiters, unpack(gate.inside)) end
   -- It had lost its slot of another gate.

@@ -16,7 +16,7 @@ from ...core.registry import load_task_modules, registered_names
 from ...models import TaskRecord
 from ...observe.fleet import read_fleet
 from ...observe.inspector import Inspector, TaskInfo, WorkflowDetails, WorkflowFilter, WorkflowGraph
-from ...observe.why import why_not_running
+from ...observe.why import whys_not_running
 from ...storage import database_clock
 from ...storage.routing import rows_of
 from ...storage.workflows import STATES
@@ -117,9 +117,8 @@ def _why(tasks: Sequence[TaskInfo]) -> dict[UUID, str]:
     """Return why each of these tasks does not run; none for one that does, and for one that has finished."""
     load_task_modules()
     fleet = read_fleet()[0]
-    rows = rows_of(TaskRecord).filter(id__in=[each.id for each in tasks])
-    found = ((row.id, why_not_running(row, fleet)) for row in rows)
-    return {id: why.text(fleet.now) for id, why in found if why is not None}
+    rows = list(rows_of(TaskRecord).filter(id__in=[each.id for each in tasks]))
+    return {id: why.text(fleet.now) for id, why in whys_not_running(rows, fleet).items() if why is not None}
 
 
 def _retry(printer: Printer, inspector: Inspector, options: dict[str, Any]) -> None:
