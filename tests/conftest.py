@@ -166,6 +166,22 @@ def whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def measured_clock(request: pytest.FixtureRequest, django_db_blocker: Any) -> None:
+    """Let no test count a statement that only asks for the time: one is sent a minute, in whichever test it is due."""
+    from django_asyncq.core.time import steady_seconds
+    from django_asyncq.storage import database_clock
+
+    if request.node.get_closest_marker("django_db"):
+        request.getfixturevalue("django_db_setup")
+        if not database_clock._clocks:
+            with django_db_blocker.unblock():
+                database_clock.measure()
+    for clock in database_clock._clocks.values():
+        if clock.measurement:
+            clock.measurement = clock.measurement._replace(at=steady_seconds())
+
+
+@pytest.fixture(autouse=True)
 def own_keys(
     settings: Any,
     key_prefix: str,

@@ -125,9 +125,10 @@ class Pruner:
 
     def prune_tasks(self) -> Iterator[int]:
         """Delete finished tasks whose retention is over; yield after each page or batch how many."""
-        rules, now = current_rules(declared_retentions()), database_clock.now()
+        rules = current_rules(declared_retentions())
         if (shortest := rules.shortest()) is None:
             return
+        now = database_clock.now()
         yield from self.prune_matching(retention_is_over(rules, now), now - shortest)
 
     def prune_matching(self, condition: Case, created_before: datetime | None = None) -> Iterator[int]:
