@@ -18,7 +18,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
-from .core import aliases, compat, header_sources, logs, payload
+from .core import aliases, compat, header_sources, logs, payload, typed
 from .core.after import After, check_after, edges_of, placeholders
 from .core.aliases import PREFIX_HINT, is_prefix
 from .core.batches import group_of
@@ -39,6 +39,7 @@ from .core.names import QUEUE_NAME, did_you_mean, uuid7
 from .core.options import MOST_ATTEMPTS, is_attempt_count
 from .core.registry import find
 from .core.time import MORE_THAN_ZERO, PLAIN, Duration, has_times, is_duration, times_of
+from .core.typed import carry_of, is_typed
 from .exceptions import InvalidArguments
 from .results import AsyncqResult, LogLine, StoredTask, result_of
 from .storage import database_clock
@@ -70,8 +71,8 @@ class Node(NamedTuple):
 class Plan(NamedTuple):
     """What all calls of a task share: decided at the first one.
 
-    settings: those in force then. is_plain: it has no gate, no fair key, no unique key, no group, no `rate_per`, and is
-    not remote.
+    settings: those in force then. is_plain: it has no gate, no fair key, no unique key, no group, no `rate_per`, no
+    typed arguments, and is not remote.
     has_times: a time of its rows depends on when the call is made. shape: what its function takes. columns: of its
     rows.
     """
@@ -272,7 +273,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
     def _new_plan(self, task: Any) -> Plan:
         others = (task.gate, task.fair, task.batch, task.group, task.rate_per)
-        has_more = task.unique or task.is_remote or [x for x in others if x is not None]
+        has_more = task.unique or task.is_remote or is_typed(task) or [x for x in others if x is not None]
         shape = shape_of(called(task), has_context=passes_context(task))
         columns = {
             "name": task.module_path,
@@ -301,17 +302,21 @@ class AsyncqBackend(compat.BaseTaskBackend):
     def _add_own(self, columns: dict[str, Any], task: Any, call: Arguments) -> None:
         """Add the columns of one call of a task that is not plain. Raises: InvalidArguments, InvalidOption."""
         sent, given = _payload_of(task, call)
+        seen = given
+        if is_typed(task) and typed.occurs_in(given):
+            columns["has_typed_arguments"] = True
+            seen = typed.readable_call(*given)
         # Found again where it starts. Here, so that the caller learns of a name that is none.
-        rate_name(task, given.args, given.kwargs)
+        rate_name(task, *seen)
         columns |= {
             "args": given.args,
             "kwargs": given.kwargs,
             **gate_columns(task, call.args, call.kwargs),
-            "group": "" if task.batch is None and task.group is None else group_of(task, given.args, given.kwargs),
+            "group": "" if task.batch is None and task.group is None else group_of(task, *seen),
         }
         if task.fair is not None:
             # Computed anew at each push; here a caller can be told that it is wrong.
-            share_of_call(task, given.args, given.kwargs)
+            share_of_call(task, *seen)
         if task.unique:
             columns["unique_key"] = unique_digest(task, self.alias, given.args, given.kwargs)
             columns["unique_slot"] = columns["unique_key"]
@@ -483,7 +488,7 @@ def _payload_of(task: Any, call: Arguments) -> tuple[bytes | None, payload.Paylo
     """
     if task.is_remote:
         return task.wire_payload(call.args, call.kwargs)  # type: ignore[no-any-return]
-    return None, payload.of_call(call.args, call.kwargs)
+    return None, payload.of_call(call.args, call.kwargs, carry=carry_of(task))
 
 
 def _uuids(text: Any) -> list[UUID]:

@@ -171,6 +171,7 @@ RULES: dict[str, Rule] = {
     "EXPECTED_SECONDS": Rule("asyncq.E114", _is_positive, POSITIVE_SECONDS),
     "MAX_ARGUMENTS_BYTES": Rule("asyncq.E115", _is_whole(64), "Give bytes, at least 64."),
     "MAX_RESULT_BYTES": Rule("asyncq.E116", _is_whole(64), "Give bytes, at least 64."),
+    "TYPED_ARGUMENTS": Rule("asyncq.E180", _is_bool, TRUE_OR_FALSE),
     "KEEP_LOGS": Rule(
         "asyncq.E150",
         lambda value: _is_whole(0)(value) and value <= MOST_LOG_LINES,

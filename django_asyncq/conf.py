@@ -80,6 +80,8 @@ class Settings:
     """Version of the project's code, such as a tag or a commit; each failure is kept with that which ran."""
     keep_logs: int = 0
     """Lines of its log that a run of a task without `keep_logs` keeps, at most 2,000."""
+    typed_arguments: bool = False
+    """Whether arguments of a task without `typed_arguments` may be dates, decimals, UUIDs and instances of models."""
     status_link_seconds: float = 86_400
     """How long a signed link to a task's status is valid."""
     processes: int = 1

@@ -26,6 +26,7 @@ from .core.payload import copied, shown_progress, text_of
 from .core.policies import ExponentialBackoff
 from .core.registry import find, find_remote
 from .core.time import Duration, is_duration, moment_after, seconds_of
+from .core.typed import readable
 from .exceptions import (
     AsyncqError,
     Discard,
@@ -271,8 +272,8 @@ def result_of(
         started_at=record.started_at,
         last_attempted_at=record.last_attempted_at,
         finished_at=record.finished_at,
-        args=copied(record.args),
-        kwargs=copied(record.kwargs),
+        args=readable(record.args) if record.has_typed_arguments else copied(record.args),
+        kwargs=readable(record.kwargs) if record.has_typed_arguments else copied(record.kwargs),
         backend=record.backend,
         errors=[
             compat.TaskError(exception_class_path=error["exception"], traceback=error["traceback"])

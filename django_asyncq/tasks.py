@@ -56,6 +56,7 @@ from .core.registry import why_unresolvable
 from .core.schedules import Declaration
 from .core.several_gates import GateSource, QueueLimit, as_tuple
 from .core.time import Duration, moment_after, seconds_of
+from .core.typed import carry_of, is_typed, occurs_in
 from .core.versions import Upgrade
 from .exceptions import InvalidArguments, InvalidOption, TaskNotRunnable
 from .storage import database_clock
@@ -135,6 +136,8 @@ class Task(_FrameworkTask[P, R]):
     unique_until: "end", "start", or how long after its enqueueing no other is accepted. on_duplicate: "reject",
     "return" the existing task, "replace" its arguments, or "follow" it.
     keep_logs: how many of the lines that a run logs are kept with the task; None: as the settings say.
+    typed_arguments: whether arguments may be dates, decimals, UUIDs and instances of models (see `core.typed`); None:
+    as the settings say.
     sensitive: names of parameters whose values the admin masks, and "return" for the result; one or a tuple.
     aliases: former names, under which rows, schedules and code of an earlier deploy know it; one or a tuple.
     version: of the meaning of the arguments; raised when older ones no longer fit. upgrade: makes arguments of this
@@ -179,6 +182,7 @@ class Task(_FrameworkTask[P, R]):
     unique_until: UniqueUntil | float = "end"
     on_duplicate: OnDuplicate = "reject"
     keep_logs: int | None = None
+    typed_arguments: bool | None = None
     sensitive: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     version: int = 1
@@ -442,6 +446,12 @@ def _check_elsewhere(task: Task[Any, Any], args: Sequence[Any], kwargs: Mapping[
             f"backend of django_asyncq; in tests django_asyncq.testing.TestBackend"
         )
     check_call(task, args, kwargs)
+    if is_typed(task) and occurs_in(payloads.of_call(args, kwargs, carry=carry_of(task))):
+        raise InvalidArguments(
+            f"task {task.module_path}: typed arguments need rows, and the backend of {task.backend!r} has none: use a "
+            f"backend of django_asyncq; in tests django_asyncq.testing.TestBackend",
+            path="",
+        )
 
 
 def _check_function(function: Callable[..., Any]) -> None:
@@ -565,6 +575,7 @@ def task(
     on_duplicate: what a second call does: "reject" (default) raises DuplicateTask, "return" returns the existing task,
     "replace" gives the queued one the new arguments, "follow" runs once after the existing one.
     keep_logs: how many of its log lines are kept. sensitive: parameters that the admin masks, or "return".
+    typed_arguments: whether arguments may also be dates, times, timedeltas, Decimals, UUIDs and instances of models.
     aliases: former names of the task, one or several: what was enqueued under them is run.
     version: of the meaning of the arguments (default 1). upgrade: a callable `(args, kwargs, from_version)` that makes
     arguments of this version out of those of an older one, and returns (args, kwargs).
@@ -684,7 +695,7 @@ class RemoteTask(Task[..., Any]):
             return self._bytes_payload(args, kwargs)
         if len(args) > 1 or (args and kwargs):
             raise self._refusal("give keyword arguments, which become a JSON object, or one JSON value")
-        shown = payloads.of_call(args, kwargs)
+        shown = payloads.of_call(args, kwargs, carry=carry_of(self))
         return payloads.json_bytes(shown.args[0] if args else shown.kwargs), shown
 
     def _bytes_payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, payloads.Payload]:
@@ -719,8 +730,8 @@ def remote(
     wire_name: the type that it handles, such as "email:deliver". queue_name: the queue that it serves.
     payload: "json": `enqueue(**kwargs)` sends an object, `enqueue(value)` that value; "bytes": `enqueue(data)`.
     max_attempts, timeout: go with the message; the other program keeps to them. Its backoff is its own.
-    options: others that `using` has, such as gate, unique, expires, headers; and group, for a server with
-    an aggregator.
+    options: others that `using` has, such as gate, unique, expires, headers; group, for a server with an aggregator;
+    and typed_arguments, whose forms that program reads.
     Raises: InvalidOption; TypeError for an unknown option; the framework's InvalidTask.
     """
     task = RemoteTask(
@@ -739,7 +750,7 @@ def remote(
     return replace(task, **options) if options else task
 
 
-# What `using` can change for one call, except what needs a worker of ours.
+# What `using` can change for one call, except what needs a worker of ours; and what is said of the arguments.
 OPTIONS = (
     "gate",
     "queue_limit",
@@ -753,4 +764,5 @@ OPTIONS = (
     "on_duplicate",
     "headers",
     "group",
+    "typed_arguments",
 )

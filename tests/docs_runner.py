@@ -100,6 +100,12 @@ save_account = lambda id: None
 @task
 def sync_account(account_id): ...
 """,
+    "docs/guides/typed-arguments": """
+from django.contrib.auth.models import User as Order
+order = Order.objects.create(username="someone", email="someone@example.com")
+sent = []
+send_mail = lambda *mail: sent.append(mail)
+""",
     "docs/reference/failpoints": """
 Order = Payment = mock.MagicMock()
 Payment.objects.filter.return_value.count.return_value = 1
@@ -112,6 +118,10 @@ def send_confirmation(id): ...
 """,
 }
 AFTER = {
+    "docs/guides/typed-arguments": """
+run_tasks()
+assert sent == [("someone@example.com", "Your order is due on 24 December")]
+""",
     "README": "assert submit(request).status_code == 202",
     "docs/explanation/leadership": """
 try:

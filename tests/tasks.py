@@ -47,6 +47,7 @@ from . import (  # noqa: F401 - their tasks are registered
     settings_tasks,
     slot_tasks,
     stop_tasks,
+    typed_tasks,
     unique_tasks,
     workflow_tasks,
 )

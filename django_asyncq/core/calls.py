@@ -20,8 +20,9 @@ from . import payload
 from .foreign_words import about_arguments
 from .guard import attempt
 from .names import check_gate_name
-from .payload import MAX_DEPTH, UNREADABLE, Payload, loads_untrusted
+from .payload import MAX_DEPTH, UNREADABLE, Carry, Payload, loads_untrusted
 from .several_gates import MOST_GATES, GateLimit, columns_of, stricter
+from .typed import carry_of, is_typed, readable_call
 
 
 @lru_cache(maxsize=1024)
@@ -123,7 +124,7 @@ def check_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Non
     """
     if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
         raise InvalidOption(f"task {task.module_path}: arguments are a list and a mapping, not {args!r} and {kwargs!r}")
-    payload.of_call(tuple(args), dict(kwargs))
+    payload.of_call(tuple(args), dict(kwargs), carry=carry_of(task))
     check_binding(task, args, kwargs)
 
 
@@ -306,6 +307,8 @@ def _key(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     if task.unique is True:
         # A format cannot have the same text as arguments and mean something else: a task has one or the other.
         return canonical_arguments(task, args, kwargs)
+    if is_typed(task):
+        args, kwargs = readable_call(list(args), dict(kwargs))
     if isinstance(task.unique, str):
         key, error = filled(task, "unique", task.unique, args, kwargs), None
     else:
@@ -332,8 +335,8 @@ def canonical_arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     arguments = dict(bound.arguments)
     if context:
         _drop_first(arguments)
-    parameters = bound.signature.parameters
-    given = {name: value for name, value in arguments.items() if not _is_same(parameters[name].default, value)}
+    parameters, carry = bound.signature.parameters, carry_of(task)
+    given = {name: value for name, value in arguments.items() if not _is_same(parameters[name].default, value, carry)}
     return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
 
@@ -346,10 +349,12 @@ def _drop_first(arguments: dict[str, Any]) -> None:
         del arguments[name]
 
 
-def _is_same(default: Any, value: Any) -> bool:
+def _is_same(default: Any, value: Any, carry: Carry | None) -> bool:
     """Whether an argument is what the function has anyway. A default that JSON cannot hold is equal to no argument."""
     # The error in no variable: it would keep its frame, and with it all callers, until Python collects cycles. Among
     # these may be the commit hook whose end says that a transaction was rolled back.
+    if carry is not None:
+        default = attempt(payload.plain, default, "", MAX_DEPTH, carry).value
     return attempt(payload.is_same, default, value) == (True, None)
 
 

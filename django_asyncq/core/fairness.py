@@ -17,7 +17,7 @@ from . import payload
 from .calls import filled
 from .guard import attempt, get_logger
 from .logs import log_extra
-from .versions import upgraded
+from .versions import seen_by_options
 
 if TYPE_CHECKING:
     from ..models import TaskRecord
@@ -103,8 +103,7 @@ def share_of(record: TaskRecord) -> Share | None:
 
 
 def _share_now(task: Any, record: TaskRecord) -> Share:
-    found = upgraded(task, record.args, record.kwargs, record.version)
-    return share_of_call(task, found.args, found.kwargs)
+    return share_of_call(task, *seen_by_options(task, record))
 
 
 def _answer(task: Any, option: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -92,6 +92,8 @@ def check_options(task: Any) -> None:
     check_rate(task, refuse)
     if task.keep_logs is not None and (type(task.keep_logs) is not int or not 0 <= task.keep_logs <= MOST_LOG_LINES):
         refuse("keep_logs", f"give a whole number from 0 to {MOST_LOG_LINES}")
+    if task.typed_arguments not in (None, True, False):
+        refuse("typed_arguments", "give True or False")
     check_fair(task, refuse)
     _check_sensitive(task, refuse)
     if task.after_failure not in AFTER_FAILURE:
@@ -275,6 +277,7 @@ class TaskOptions(TypedDict, total=False):
     unique_until: UniqueUntil | Duration
     on_duplicate: OnDuplicate
     keep_logs: int | None
+    typed_arguments: bool | None
     sensitive: str | tuple[str, ...]
     aliases: str | tuple[str, ...]
     version: int

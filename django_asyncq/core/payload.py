@@ -13,7 +13,7 @@ import re
 import traceback
 from base64 import b64encode
 from collections import OrderedDict, UserString
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import date, time, timedelta
 from decimal import Decimal
 from io import IOBase
@@ -48,6 +48,11 @@ MAX_PROGRESS_BYTES = 4_096
 # Of a checkpoint: each one writes the row, and each look at the row reads it.
 MAX_CHECKPOINT_BYTES = 4_096
 
+# Returns the JSON of a value that JSON does not have, None if it has none either; the text is its path (see `typed`).
+Carry = Callable[[Any, str], Any]
+
+OR_TYPED = ", or declare the task with typed_arguments=True"
+
 # Made once: `json.dumps` with options makes a new encoder at each call.
 _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _sorted = json.JSONEncoder(sort_keys=True)
@@ -60,24 +65,27 @@ class Payload(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def of_call(args: Sequence[Any], kwargs: Mapping[str, Any], names: Set[str] | None = None) -> Payload:
+def of_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], names: Set[str] | None = None, carry: Carry | None = None
+) -> Payload:
     """Copy the arguments into plain JSON values.
 
-    names: of parameters, which are plain texts.
+    names: of parameters, which are plain texts. carry: of a task with typed arguments.
     Raises: InvalidArguments, with the path, when JSON cannot carry them exactly or they are too large.
     """
     settings = conf.current()
     plain_args = [
-        value if _is_plain(value) else plain(value, f"args[{index}]", MAX_DEPTH) for index, value in enumerate(args)
+        value if _is_plain(value) else plain(value, f"args[{index}]", MAX_DEPTH, carry)
+        for index, value in enumerate(args)
     ]
     # The names of parameters need no copy.
     plain_kwargs = (
         {
-            key: value if _is_plain(value) else plain(value, f"kwargs[{key!r}]", MAX_DEPTH)
+            key: value if _is_plain(value) else plain(value, f"kwargs[{key!r}]", MAX_DEPTH, carry)
             for key, value in kwargs.items()
         }
         if names is not None and kwargs.keys() <= names
-        else _plain_mapping(kwargs, "kwargs", MAX_DEPTH + 1)
+        else _plain_mapping(kwargs, "kwargs", MAX_DEPTH + 1, carry)
     )
     found = Payload(plain_args, plain_kwargs)
     if not certainly_fits(found, settings.max_arguments_bytes):
@@ -130,10 +138,11 @@ def copied(value: Any) -> Any:
     return value
 
 
-def plain(value: Any, path: str, depth_left: int) -> Any:
+def plain(value: Any, path: str, depth_left: int, carry: Carry | None = None) -> Any:
     """Return a copy of `value` made of dict, list, str, int, float, bool and None only.
 
-    path: where the value is, for the error. Raises: InvalidArguments.
+    path: where the value is, for the error. carry: asked about whatever is no text and no number.
+    Raises: InvalidArguments.
     """
     if _is_plain(value):
         return value
@@ -151,6 +160,8 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
         return number
     if issubclass(kind, bytes):
         return _plain_bytes(value, path)
+    if carry is not None and (form := carry(value, path)) is not None:
+        return form
     if depth_left <= 0:
         raise InvalidArguments(
             f"{path} is nested deeper than {MAX_DEPTH} levels: store the data and pass its key",
@@ -158,10 +169,10 @@ def plain(value: Any, path: str, depth_left: int) -> Any:
             is_json=True,
         )
     if issubclass(kind, dict) or issubclass(kind, Mapping):  # the first is a tenth of the second
-        return _plain_mapping(value, path, depth_left)
+        return _plain_mapping(value, path, depth_left, carry)
     if issubclass(kind, Sequence) and not issubclass(kind, IMITATIONS):
         return [
-            item if _is_plain(item) else plain(item, f"{path}[{index}]", depth_left - 1)
+            item if _is_plain(item) else plain(item, f"{path}[{index}]", depth_left - 1, carry)
             for index, item in enumerate(value)
         ]
     raise InvalidArguments(
@@ -176,18 +187,20 @@ def _remedy(kind: type) -> str:
     from django.db.models import Model, QuerySet
 
     if issubclass(kind, Model):
-        return "pass its `pk`, and load the object in the task"
+        return f"pass its `pk`, and load the object in the task{OR_TYPED}"
     if issubclass(kind, QuerySet):
         return "pass a list of the primary keys"
     if issubclass(kind, File | IOBase):
         return "store it, and pass the `name` that it has in its storage"
     if issubclass(kind, date | time):
-        return "pass its `isoformat()`, and read it with `fromisoformat` in the task"
+        return f"pass its `isoformat()`, and read it with `fromisoformat` in the task{OR_TYPED}"
     if issubclass(kind, timedelta):
-        return "pass its `total_seconds()`"
+        return f"pass its `total_seconds()`{OR_TYPED}"
     if issubclass(kind, Decimal):
-        return "pass `str()` of it, and make it a Decimal again in the task"
-    if issubclass(kind, Promise | UserString | UUID | PurePath):
+        return f"pass `str()` of it, and make it a Decimal again in the task{OR_TYPED}"
+    if issubclass(kind, UUID):
+        return f"pass `str()` of it{OR_TYPED}"
+    if issubclass(kind, Promise | UserString | PurePath):
         return "pass `str()` of it"
     if issubclass(kind, set | frozenset):
         return "pass a list of it"
@@ -196,7 +209,7 @@ def _remedy(kind: type) -> str:
     return "pass a key, a string or a number instead"
 
 
-def _plain_mapping(value: Mapping[Any, Any], path: str, depth_left: int) -> dict[str, Any]:
+def _plain_mapping(value: Mapping[Any, Any], path: str, depth_left: int, carry: Carry | None) -> dict[str, Any]:
     kind = type(value)
     if kind is not dict and issubclass(kind, dict) and not _reads_as_it_holds(kind):
         raise InvalidArguments(
@@ -205,7 +218,7 @@ def _plain_mapping(value: Mapping[Any, Any], path: str, depth_left: int) -> dict
             path=path,
         )
     found = {
-        _plain_key(key, path): item if _is_plain(item) else plain(item, f"{path}[{key!r}]", depth_left - 1)
+        _plain_key(key, path): item if _is_plain(item) else plain(item, f"{path}[{key!r}]", depth_left - 1, carry)
         for key, item in value.items()
     }
     if len(found) < len(value):

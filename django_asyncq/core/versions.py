@@ -18,8 +18,10 @@ from .calls import check_call
 from .guard import attempt, class_name
 from .names import TASK_NAME
 from .payload import Payload, text_of
+from .typed import carry_of, is_typed, readable_call
 
 if TYPE_CHECKING:
+    from ..models import TaskRecord
     from ..tasks import Task
 
 # A whole number in the column of every database.
@@ -42,15 +44,18 @@ def check_versions(task: Any, refuse: Callable[[str, str], NoReturn]) -> None:
         refuse("upgrade", "give a `def` that takes (args, kwargs, from_version) and returns (args, kwargs)")
 
 
-def upgraded(task: Task[Any, Any], args: list[Any], kwargs: dict[str, Any], version: int) -> Payload:
+def upgraded(
+    task: Task[Any, Any], args: list[Any], kwargs: dict[str, Any], version: int, *, has_typed: bool = False
+) -> Payload:
     """Return the arguments of a call as the task's code wants them. version: what they are of; they are not changed.
 
-    Raises: UpgradeFailed.
+    has_typed: whether forms stand for typed arguments. Raises: UpgradeFailed.
     """
     if task.upgrade is None or version >= task.version:
         return Payload(args, kwargs)
     about = f"task {task.module_path}: upgrade() of arguments of version {version} to version {task.version}"
-    answer, error = attempt(task.upgrade, copy.deepcopy(args), copy.deepcopy(kwargs), version)
+    given = readable_call(args, kwargs) if has_typed else Payload(copy.deepcopy(args), copy.deepcopy(kwargs))
+    answer, error = attempt(task.upgrade, *given, version)
     if error is not None:
         raise UpgradeFailed(f"{about} failed: {class_name(error)}: {text_of(error)}") from error
     if not isinstance(answer, tuple | list) or len(answer) != 2:
@@ -60,6 +65,12 @@ def upgraded(task: Task[Any, Any], args: list[Any], kwargs: dict[str, Any], vers
         raise UpgradeFailed(f"{about} returned {answer!r:.200}: return a list and a dictionary")
     try:
         check_call(task, list(new_args), new_kwargs)
-        return payload.of_call(new_args, new_kwargs)
+        return payload.of_call(new_args, new_kwargs, carry=carry_of(task))
     except InvalidOption as error:
         raise UpgradeFailed(f"{about} returned arguments that cannot be passed: {error}") from error
+
+
+def seen_by_options(task: Task[Any, Any], record: TaskRecord) -> Payload:
+    """Return the arguments of a row as the formats and callables of its task see them. Raises: UpgradeFailed."""
+    given = upgraded(task, record.args, record.kwargs, record.version, has_typed=record.has_typed_arguments)
+    return readable_call(*given) if record.has_typed_arguments or is_typed(task) else given

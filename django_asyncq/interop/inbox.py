@@ -41,6 +41,7 @@ from ..core.names import ROW_ID, task_of, uuid7
 from ..core.payload import MAX_DEPTH, UNREADABLE, loads_untrusted
 from ..core.registry import every_task, find, why_missing
 from ..core.time import checked_aware
+from ..core.typed import is_typed, names_instance
 from ..exceptions import AsyncqError, DuplicateTask, EnqueueRefused, InvalidOption
 from ..models import TaskRecord
 from ..results import result_of, sender_of
@@ -346,6 +347,9 @@ def read_call(alias: str, id: str, data: bytes, task: Any = None) -> Call:
         read = _read_text if task.payload == "bytes" else _read_json
         document = Document(task.module_path, [read(data, largest_bytes())], {}, None, None, None, None)
     check_call(task, document.args, document.kwargs)
+    if is_typed(task) and names_instance(document.args, document.kwargs):
+        # Whoever may write to Redis may not choose a row of any model.
+        raise InvalidOption("an instance of a model is no argument in a document: send its primary key")
     call = Arguments(tuple(document.args), document.kwargs)
     try:
         used = task.using(**_options_of(document))

@@ -42,6 +42,7 @@ FROM_CALL = (
     "args",
     "kwargs",
     "version",
+    "has_typed_arguments",
     "run_after",
     "delay_seconds",
     "expires_at",

@@ -24,6 +24,7 @@ from ..core.guard import class_name, get_logger, is_a
 from ..core.logs import about, log_extra
 from ..core.names import runs_alone
 from ..core.payload import CLEARED, MESSAGE_CHARACTERS, storable_text, text_of
+from ..core.typed import is_typed, occurs_in
 from ..core.versions import upgraded
 from ..exceptions import TaskCancelled, TaskExpired, WorkerLost
 from ..models import FailureReason, Suspicion, TaskRecord, TaskState
@@ -113,8 +114,9 @@ def upgrade(record: TaskRecord, task: Any) -> None:
 
     Raises: UpgradeFailed, and nothing is changed.
     """
-    given = upgraded(task, record.args, record.kwargs, record.version)
+    given = upgraded(task, record.args, record.kwargs, record.version, has_typed=record.has_typed_arguments)
     record.args, record.kwargs, record.version, record.is_upgraded = given.args, given.kwargs, task.version, True
+    record.has_typed_arguments = is_typed(task) and occurs_in(given)
 
 
 def succeed(run: Run, value: Any, now: datetime) -> None:

@@ -244,6 +244,7 @@ class Migration(migrations.Migration):
                 ('args', models.JSONField(blank=True, db_default=[], default=list, encoder=django_asyncq.core.fields.StoredJSONEncoder, verbose_name='positional arguments')),
                 ('kwargs', models.JSONField(blank=True, db_default={}, default=dict, encoder=django_asyncq.core.fields.StoredJSONEncoder, verbose_name='keyword arguments')),
                 ('version', models.SmallIntegerField(db_default=1, default=1, verbose_name='version of the arguments')),
+                ('has_typed_arguments', models.BooleanField(db_default=False, default=False, verbose_name='has typed arguments')),
                 ('headers', models.JSONField(blank=True, default=None, encoder=django_asyncq.core.fields.StoredJSONEncoder, null=True, verbose_name='headers')),
                 ('priority', models.SmallIntegerField(db_default=0, default=0, verbose_name='priority')),
                 ('run_after', models.DateTimeField(blank=True, null=True, verbose_name='run after')),

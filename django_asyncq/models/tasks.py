@@ -173,7 +173,8 @@ class TaskRecord(models.Model):
 
     attempt: number of counted runs so far; a run that a worker crash cut short is counted in `crash_count` instead.
     fence: rises with each claim; a worker may write only with the fence of its own claim.
-    version: of the task's arguments, as of the code that enqueued it, or that has upgraded them.
+    version: of the task's arguments, as of the code that enqueued it, or that has upgraded them. has_typed_arguments:
+    whether forms among them stand for dates, instances of models and the like (`core.typed`).
     errors: one entry per failed attempt, oldest first. worker_ids: the workers that claimed it, oldest first.
     expires_at: when it can no longer begin. deadline: when a run must have finished; a time after which none begins.
     unique_key: digest of what it is unique by, "" for none. unique_slot: the digest while this row holds it, or that of
@@ -220,6 +221,7 @@ class TaskRecord(models.Model):
         _("keyword arguments"), encoder=StoredJSONEncoder, default=dict, db_default={}, blank=True
     )
     version = models.SmallIntegerField(_("version of the arguments"), default=1, db_default=1)
+    has_typed_arguments = models.BooleanField(_("has typed arguments"), default=False, db_default=False)
     headers = models.JSONField(_("headers"), encoder=StoredJSONEncoder, null=True, blank=True, default=None)
     priority = models.SmallIntegerField(_("priority"), default=0, db_default=0)
     run_after = models.DateTimeField(_("run after"), null=True, blank=True)
@@ -494,6 +496,11 @@ class TaskRecord(models.Model):
     def upgraded_version(self) -> int | None:
         """What the row gets in place of the version of its arguments; None when it keeps that."""
         return self.version if self.is_upgraded else None
+
+    @property
+    def upgraded_has_typed_arguments(self) -> bool | None:
+        """What the row gets in place of whether it has typed arguments; None when it keeps that."""
+        return self.has_typed_arguments if self.is_upgraded else None
 
     @property
     def frees_slot(self) -> bool:

@@ -189,7 +189,7 @@ def _of_group(group: Mapping[str, Any], rows: Mapping[str, TaskRecord]) -> Mista
         if row is None:
             continue
         try:
-            given = upgraded(task, row.args, row.kwargs, row.version)
+            given = upgraded(task, row.args, row.kwargs, row.version, has_typed=row.has_typed_arguments)
             check_call(task, given.args, given.kwargs)
         except UpgradeFailed as error:
             return mistake("upgrade", str(error))

@@ -61,6 +61,10 @@ def waits_of(rows: Iterable[TaskRecord]) -> dict[UUID, tuple[str, datetime | Non
     }
 
 
+# What says of a row with which arguments it is called.
+CALL = ("args", "kwargs", "version", "has_typed_arguments", "wire_id")
+
+
 def _is_rated(row: TaskRecord) -> bool:
     task = find(row.name)
     return task is not None and task.rate is not None
@@ -68,8 +72,9 @@ def _is_rated(row: TaskRecord) -> bool:
 
 def _load_calls(rows: Iterable[TaskRecord]) -> None:
     """Read the arguments of rows that a list has read without them: names of rates may depend on them."""
-    lacking = {row.id: row for row in rows if {"args", "kwargs", "wire_id"} & row.get_deferred_fields()}
+    lacking = {row.id: row for row in rows if {*CALL} & row.get_deferred_fields()}
     if lacking:
-        found = rows_of(TaskRecord).filter(id__in=list(lacking)).values_list("id", "args", "kwargs", "wire_id")
-        for id, args, kwargs, wire_id in found:
-            lacking[id].args, lacking[id].kwargs, lacking[id].wire_id = args, kwargs, wire_id
+        found = rows_of(TaskRecord).filter(id__in=list(lacking)).values("id", *CALL)
+        for columns in found:
+            for name in CALL:
+                setattr(lacking[columns["id"]], name, columns[name])

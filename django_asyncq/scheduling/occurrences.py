@@ -16,6 +16,7 @@ from ..core.compat import task_backends
 from ..core.guard import attempt
 from ..core.headers import with_schedule
 from ..core.registry import find, registered
+from ..core.typed import is_typed
 from ..core.versions import upgraded
 from ..exceptions import InvalidOption, UpgradeFailed
 from ..models import Occurrence, Schedule, TaskRecord, TaskState
@@ -122,7 +123,7 @@ def with_unfinished_task(schedules: Collection[Any]) -> set[Any]:
 def arguments_of(row: Schedule, task: Task[Any, Any]) -> Arguments:
     """Return the arguments of a schedule as the code of its task takes them. Raises: InvalidOption."""
     try:
-        given = upgraded(task, row.args, row.kwargs, row.version)
+        given = upgraded(task, row.args, row.kwargs, row.version, has_typed=is_typed(task))
     except UpgradeFailed as error:
         raise InvalidOption(str(error)) from error
     check_call(task, given.args, given.kwargs)

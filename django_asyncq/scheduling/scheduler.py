@@ -26,6 +26,7 @@ from ..core import compat, payload
 from ..core.guard import class_name, get_logger, is_a, passes
 from ..core.payload import text_of
 from ..core.schedules import Declaration, declared_schedules
+from ..core.typed import carry_of
 from ..exceptions import (
     BrokerUnavailable,
     DuplicateTask,
@@ -579,7 +580,7 @@ def _checked(row: Schedule, *, is_planned: bool) -> Schedule:
 
 def _changes(row: Schedule, task: Task[Any, Any], declaration: Declaration) -> dict[str, Any]:
     """Return the values that the code declares and the row lacks."""
-    given = payload.of_call(declaration.args, dict(declaration.kwargs))
+    given = payload.of_call(declaration.args, dict(declaration.kwargs), carry=carry_of(task))
     values = {name: getattr(declaration, name) for name in DECLARED_FIELDS if hasattr(declaration, name)}
     values |= {"task": task.module_path, "args": given.args, "kwargs": given.kwargs, "version": task.version}
     # Python finds True, 1 and 1.0 equal, also within lists, but a task may not.

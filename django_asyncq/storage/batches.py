@@ -84,7 +84,7 @@ UPGRADED = tuple(
         column,
         f"COALESCE(v.upgraded_{column}, t.{column})",
     )
-    for column in ("args", "kwargs", "version")
+    for column in ("args", "kwargs", "version", "has_typed_arguments")
 )
 Changes = tuple[Optional, ...]
 # Of a run that goes on: only `lifecycle.checkpoints` makes it.

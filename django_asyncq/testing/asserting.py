@@ -13,6 +13,7 @@ from uuid import UUID
 
 from ..core import compat, payload
 from ..core.after import checked_after, edges_of
+from ..core.typed import carry_of
 from ..exceptions import InvalidOption
 from ..models import TaskEdge, TaskRecord
 from ..results import result_of
@@ -120,9 +121,9 @@ class _Call:
         self.task = task
         self.given: payload.Payload | None = None
         if is_whole:
-            self.given = payload.of_call(args[0].args, args[0].kwargs)
-        elif args or kwargs:
-            self.given = payload.of_call(args, kwargs)
+            args, kwargs = args[0].args, args[0].kwargs
+        if is_whole or args or kwargs:
+            self.given = payload.of_call(args, kwargs, carry=carry_of(task))
         self.queue = queue
         self.run_after = run_after
         self.edges: set[tuple[UUID, str, int]] | None = None

@@ -15,6 +15,7 @@ from django.utils.module_loading import import_string
 
 from ..exceptions import TaskNotRunnable
 from .call import Awaiting, await_body, call, refuse_late
+from .instances import called_with_instances
 from .job import Job, is_coroutine_function
 
 
@@ -42,7 +43,8 @@ class Around:
         """Do as `call.acall`; the timeout is that of the body and the context managers together."""
         if job.run.record.expires_at is not None or job.run.members:
             refuse_late(job, args)
-        return await await_body(job, self._await(job, job.task.func(*args, **kwargs)))
+        called = called_with_instances(job, args, kwargs) if job.has_typed_arguments else job.task.func(*args, **kwargs)
+        return await await_body(job, self._await(job, called))
 
     async def _await(self, job: Job, coroutine: Any) -> Any:
         body: Awaitable[Any] | None = None

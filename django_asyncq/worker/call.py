@@ -24,10 +24,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from .. import lifecycle
+from ..core.typed import readable_call
 from ..exceptions import SoftTimeout, TaskNotRunnable
 from ..models import TaskRecord
 from ..storage import database_clock
 from . import forks
+from .instances import called_with_instances
 from .job import Job
 
 # --- What this package uses of asgiref beyond its documented API, in one place. Nothing else here touches it.
@@ -163,6 +165,9 @@ def arguments_of_row(job: Job, record: TaskRecord) -> tuple[list[Any], dict[str,
         return list(found.args), dict(found.kwargs), found.type
     if record.version < job.task.version and job.task.upgrade is not None:
         lifecycle.upgrade(record, job.task)
+    if record.has_typed_arguments:
+        job.has_typed_arguments = True
+        return *readable_call(record.args, record.kwargs), None
     return list(record.args), dict(record.kwargs), None
 
 
@@ -176,7 +181,7 @@ def call(job: Job, args: list[Any], kwargs: dict[str, Any], await_value: Awaitin
     if job.run.record.expires_at is not None or job.run.members:
         refuse_late(job, args)
     try:
-        value = job.task.func(*args, **kwargs)
+        value = called_with_instances(job, args, kwargs) if job.has_typed_arguments else job.task.func(*args, **kwargs)
     finally:
         if forks.is_forked:
             forks.exit_forked()
@@ -229,7 +234,8 @@ async def acall(job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """
     if job.run.record.expires_at is not None or job.run.members:
         refuse_late(job, args)
-    return await await_body(job, job.task.func(*args, **kwargs))
+    called = called_with_instances(job, args, kwargs) if job.has_typed_arguments else job.task.func(*args, **kwargs)
+    return await await_body(job, called)
 
 
 def refuse_late(job: Job, args: list[Any]) -> None:

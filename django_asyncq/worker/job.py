@@ -67,7 +67,8 @@ class Job:
     progress_noted, progress_recorded: the progress that was last written to Redis, and to the row;
     progress_recorded_at: when to the row, in monotonic seconds.
     is_in_completion: its function is in the transaction that completes it.
-    rate: the name of the rate of which it takes a start before it begins; "" for none.
+    rate: the name of the rate of which it takes a start before it begins; "" for none. has_typed_arguments: among its
+    arguments may be references to rows, which are loaded where its function is called.
     """
 
     run: Run
@@ -101,6 +102,7 @@ class Job:
     progress_recorded_at: float = -math.inf
     is_in_completion: bool = False
     rate: str = ""
+    has_typed_arguments: bool = False
 
     @property
     def timeout_seconds(self) -> float | None:

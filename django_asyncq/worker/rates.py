@@ -27,7 +27,7 @@ from ..core.logs import log_extra
 from ..core.names import runs_alone, runs_isolated
 from ..core.rates import StartRate, is_of_arguments, rate_of
 from ..core.registry import every_task
-from ..core.versions import upgraded
+from ..core.versions import seen_by_options
 from ..models import TaskRecord
 from ..storage.errors import STORE_ERRORS, one_line
 from .job import Job, Jobs
@@ -62,8 +62,7 @@ def name_of(task: Any, record: TaskRecord) -> str:
 def _named(task: Any, record: TaskRecord) -> str:
     if record.wire_id is not None and (sent := lifecycle.wire_call_of(record, task)) is not None:
         return rate_name(task, sent.args, sent.kwargs)
-    given = upgraded(task, list(record.args), dict(record.kwargs), record.version)
-    return rate_name(task, given.args, given.kwargs)
+    return rate_name(task, *seen_by_options(task, record))
 
 
 def declared_rates() -> dict[str, StartRate]:

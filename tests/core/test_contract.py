@@ -389,3 +389,11 @@ def test_help_of_a_task_is_that_of_its_function() -> None:
     options -= {"deadline", "headers", "group", "after", "after_failure"}  # of one call
     text = pydoc.plain(pydoc.render_doc(task))
     assert [option for option in options if f"{option}:" not in text and f"{option}," not in text] == []
+
+
+def test_a_backend_without_rows_refuses_typed_arguments(framework_backend: str) -> None:
+    """With the remedy; a call without them is made."""
+    declared = task(typed_arguments=True)(tasks.add.func)
+    with pytest.raises(InvalidArguments, match=r"typed arguments need rows, .*TestBackend"):
+        declared.enqueue(timedelta(1))
+    assert declared.enqueue(1).args == [1]
