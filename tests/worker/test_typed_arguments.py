@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, models
 from django.test.utils import CaptureQueriesContext
 
 from django_asyncq import chain, every, previous, remote, task
@@ -279,3 +279,27 @@ def test_the_command_and_the_check_of_a_deploy_know_them(capsys: pytest.CaptureF
     )
     assert TaskRecord.objects.get().has_typed_arguments
     assert check_deploy().mistakes == []
+
+
+class Line(models.Model):
+    """A model whose key has two columns. The tests have its table because this module is imported before theirs."""
+
+    pk = models.CompositePrimaryKey("order", "number")
+    order = models.IntegerField()
+    number = models.IntegerField()
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return f"{self.order}-{self.number}"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("kit")
+def test_a_key_of_two_columns() -> None:
+    """It is a list in the form."""
+    line = Line.objects.create(order=1, number=2)
+    tasks.plain.enqueue([line])
+    assert TaskRecord.objects.get().args == [[{KEY: ["instance", "tests.line", [1, 2]]}]]
+    assert [each.return_value for each in run_tasks()] == [[[["Line 1-2"]], {}]]
