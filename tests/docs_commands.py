@@ -61,6 +61,7 @@ ELSEWHERE = {
     "python manage.py test": "`test_testing_guide.py`",
     "rm db.sqlite3": "it would empty the project",
     "python manage.py asyncq adopt": "`test_prefix_ownership.py` and `test_copies.py`; no workers may run",
+    "python manage.py asyncq import": "`test_importing.py`; it needs what another queue left",
     "python manage.py flush": "`test_prefix_ownership.py`; it would empty the project",
     "docker": "`.ci/docker_image.py`, where Docker runs",
     "celery": "Celery's; its worker and its beat by `.ci/moved_from_celery.py`",

@@ -156,7 +156,7 @@ RANKS = [
     {"scheduling"},
     {"interop"},
     {"worker"},
-    {"observe"},
+    {"moving", "observe"},
     {"fleet"},
     {"checks", "admin", "backend", "management", "contrib", "views"},
     {"testing", "urls", "templatetags"},

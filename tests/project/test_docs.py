@@ -33,8 +33,11 @@ OF_SITE = {ROOT / "docs" / "index.md", ROOT / "docs" / "changelog.md"}
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 READ_BY_DEVELOPERS = ROOT / "tests" / "benchmarks" / "README.md"
 GUIDES = [page for page in PAGES if page.parent == ROOT / "docs" / "guides"]
-# What has the form of a setting in the docs and is another's: of Django's databases and caches, or of the environment.
+# What has the form of a setting in the docs and is another's: of Django's databases and caches, of other queues, or of
+# the environment.
 OTHERS_SETTINGS = {
+    "CELERY_BEAT_SCHEDULE",
+    "RQ_QUEUES",
     "ASYNCQ_CRASH",
     "ASYNCQ_CRASH_MARK",
     "ASYNCQ_TEST_REDIS_URL",
@@ -316,10 +319,10 @@ def test_every_sub_command_and_option_of_asyncq_is_documented() -> None:
         verbs = {name.split()[1] for name in ASYNCQ if name.startswith(f"{noun} ")}
         for verb in verbs or {""}:
             # The second column names the verbs that have the option.
-            own = [row for row in rows if not verb or {verb, "all"} & set(re.findall(r"\w+", row.split("|")[2]))]
+            own = [row for row in rows if not verb or {verb, "all"} & set(re.findall(r"[\w-]+", row.split("|")[2]))]
             options = {option for row in own for option in re.findall(r"--[a-z][a-z-]+", row.split("|")[1])}
             assert options == ASYNCQ[f"{noun} {verb}".strip()] - {"-h", "--help"}, (noun, verb)
-        assert verbs == set(re.findall(r"^\| `(\w+)[ `]", chapter, re.MULTILINE)) & verbs, noun
+        assert verbs == set(re.findall(r"^\| `([\w-]+)[ `]", chapter, re.MULTILINE)) & verbs, noun
 
 
 # --- settings, options, errors

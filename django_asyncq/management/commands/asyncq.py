@@ -39,13 +39,18 @@ NOUNS = {
     "prune": "delete the rows of tasks that finished long ago",
     "bulk": "retry, cancel or delete every task that matches, in the background",
     "adopt": "give the Redis prefix to this database",
+    "import": "say what becomes of another queue's schedules here, and write them",
 }
+# A keyword of Python names no module.
+MODULES = {"import": "importing"}
 # As a shell says it of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 # Of JSON, which says itself what is wrong.
 ANY_TEXT = ("positional", "named")
 MAY_BE_EMPTY = ("reason", "note")
 READING_NOUNS = ("check-deploy", "health", "stats")
+# What these write is one transaction.
+ALL_OR_NOTHING = ("import",)
 # Of whatever noun.
 READING_VERBS = ("failures", "history", "list", "scale", "show", "unknown")
 # These find out themselves.
@@ -87,7 +92,7 @@ class Command(BaseCommand):
         try:
             self._run(options)
         except KeyboardInterrupt as error:
-            stays = "" if _only_reads(options) else " Changes made so far stay."
+            stays = "" if _has_changed_nothing(options) else " Changes made so far stay."
             raise CommandError(f"Interrupted.{stays}", returncode=INTERRUPTED) from error
         except CommandError as error:
             # The texts of errors come from other programs too.
@@ -106,7 +111,7 @@ class Command(BaseCommand):
             verb.do(printer, Inspector(options["backend"] if verb.has_backend else None), options)
         except (BrokerUnavailable, GateUnavailable) as error:
             text = str(error).removesuffix(".")
-            stays = "" if _only_reads(options) else " Changes made so far stay; run the command again."
+            stays = "" if _has_changed_nothing(options) else " Changes made so far stay; run the command again."
             raise CommandError(f"{text}.{stays}") from error
         except AsyncqError as error:
             raise CommandError(str(error)) from error
@@ -114,10 +119,10 @@ class Command(BaseCommand):
             raise _refusal(error, as_not_set_up(error)) from error
 
 
-def _only_reads(options: dict[str, Any]) -> bool:
-    """Return whether a command changes nothing in either store."""
+def _has_changed_nothing(options: dict[str, Any]) -> bool:
+    """Return whether a command that is interrupted has changed nothing in either store."""
     is_read = options["noun"] in READING_NOUNS or options.get("verb") in READING_VERBS
-    return is_read or bool(options.get("dry_run"))
+    return is_read or bool(options.get("dry_run")) or options["noun"] in ALL_OR_NOTHING
 
 
 def _refusal(error: Exception, not_set_up: DatabaseNotSetUp | None) -> CommandError:
@@ -157,5 +162,7 @@ def _is_utf_8(text: str) -> bool:
 
 
 def _verbs_of(noun: str) -> Verb | Sequence[Verb]:
-    verbs: Verb | Sequence[Verb] = import_module(f"...commanding.{noun.replace('-', '_')}", __name__).VERBS
+    verbs: Verb | Sequence[Verb] = import_module(
+        f"...commanding.{MODULES.get(noun, noun.replace('-', '_'))}", __name__
+    ).VERBS
     return verbs
