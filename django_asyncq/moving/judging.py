@@ -22,6 +22,7 @@ from ..core.masking import masker_of_call
 from ..core.registry import find, why_missing
 from ..core.schedules import LONGEST_NAME, declared_schedules
 from ..core.timing import Timing
+from ..core.typed import carry_of
 from ..exceptions import InvalidOption
 from ..models import Schedule
 from ..scheduling.scheduler import usable_schedules
@@ -143,8 +144,8 @@ def _row_of(old: OldSchedule, wish: Wish, name: str) -> tuple[Schedule, datetime
         ends_at = _end_of(rule, old.count, begin)
     if starts_at is None or (ends_at is not None and starts_at > ends_at):
         raise CannotImport(f"it has no occurrence after the cutover ({in_words(cutover)})")
-    given = payload.of_call(old.args, old.kwargs)
     task = find(name)
+    given = payload.of_call(old.args, old.kwargs, carry=None if task is None else carry_of(task))
     row = Schedule(
         name=old.name,
         task=name if task is None else task.module_path,
