@@ -31,7 +31,7 @@ ADDRESS = "redis://127.0.0.1:6379"
 # As the pages say it for Django 5.2.
 FRAMEWORK = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 # Those whose examples other tests run, as files of a project.
-FOLLOWED = {"getting-started", "moving-over", "testing"}
+FOLLOWED = {"both-queues", "getting-started", "moving-over", "testing"}
 
 # What all pages may take for granted.
 COMMON = """
