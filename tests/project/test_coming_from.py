@@ -10,6 +10,7 @@ them, their blocks are imported as a project, and the versions that the pages na
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -98,6 +99,22 @@ def test_our_part_is_a_project_whose_tests_pass(page: Path, new_project: Project
     assert functions == []
     assert re.search(rf"Ran {len(in_classes)} tests? .*\nOK\n", printed, re.DOTALL), printed
     assert project.never_imported() == set()
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script of `.ci/run` that follows Celery's page."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    return importlib.import_module("moved_from_celery")
+
+
+def test_the_script_of_ci_finds_what_it_reads_from_the_page(script: ModuleType) -> None:
+    """How beat is started, how the schedules are listed, the instant and the interval."""
+    text = OURS[0].read_text()
+    for pattern in (script.BEAT, script.LIST, script.INSTANT, script.INTERVAL):
+        assert pattern.search(text), pattern.pattern
+    owners = {found[2] for _, block in all_blocks_of(OURS[0]) if (found := script.WITH.match(f"{block}\n"))}
+    assert owners == {"Celery", "both"}
 
 
 OWNERS = {

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import re
+from inspect import signature
 
 import pytest
+
+from django_asyncq import signals
+from django_asyncq.context import TaskContext
+from django_asyncq.core.compat import TaskResult
+from django_asyncq.core.foreign_words import options_of
+from django_asyncq.core.options import TaskOptions
+from django_asyncq.core.schedules import ScheduleOptions
+from django_asyncq.models import TaskRecord
+from django_asyncq.observe.inspector import Inspector, Queues, Tasks, Workers
+from django_asyncq.results import AsyncqResult
+from django_asyncq.tasks import Task
+from django_asyncq.testing import run_tasks
 
 from .test_docs import ROOT
 
@@ -99,3 +112,39 @@ def test_every_row_says_something(section: str) -> None:
 def test_the_guide_leads_to_the_page() -> None:
     """It has the most common rows, and no room for the others."""
     assert "(../../reference/from-celery.md)" in GUIDE.read_text()
+
+
+def test_what_to_write_is_there() -> None:
+    """Options of `@task` and of a call, attributes of a context and of a result, methods of the Inspector, columns."""
+    text = "\n".join(new for section in USED for _, new in rows(section))
+    of_calls = {
+        "@task": {*TaskOptions.__annotations__, "takes_context", "batch", "priority", "queue_name"},
+        "using": options_of(Task.using),
+        r"context\.retry": options_of(TaskContext.retry),
+        r"result\.wait": set(signature(AsyncqResult.wait).parameters),
+        r"result\.cancel": set(signature(AsyncqResult.cancel).parameters),
+        "run_tasks": set(signature(run_tasks).parameters),
+        "cron": {"timezone", *ScheduleOptions.__annotations__},
+    }
+    for call, known in of_calls.items():
+        found = re.findall(rf"(?<![\w.]){call}\(((?:[^()]|\([^()]*\))*)\)", text)
+        names = {
+            name for options in found for name in re.findall(r"(?:^|, )(\w+)=", re.sub(r"\([^()]*\)", "", options))
+        }
+        assert names and names <= known, (call, names - known)
+    columns = {field.attname for field in TaskRecord._meta.concrete_fields}
+    owners = {
+        "context.record": {*columns, *dir(TaskRecord)},
+        "context": {*dir(TaskContext), "record"},
+        "result": {*dir(AsyncqResult), *TaskResult.__dataclass_fields__},
+        "context.task_result": {*dir(AsyncqResult), *TaskResult.__dataclass_fields__},
+        "Inspector().workers": set(dir(Workers)),
+        "Inspector().queues": set(dir(Queues)),
+        "Inspector().tasks": set(dir(Tasks)),
+        "Inspector()": set(dir(Inspector)) | {"workers", "queues", "tasks"},
+    }
+    for owner, known in owners.items():
+        names = set(re.findall(rf"(?<![\w.]){re.escape(owner)}\.(\w+)", text))
+        assert names and names <= known, (owner, names - known)
+    for name in re.findall(r"`((?:task|run|worker)_[a-z]+(?:_[a-z]+)?)`", text):
+        assert hasattr(signals, name) or name in columns | {"task_id", "run_tasks", "run_after", "worker_ids"}, name
