@@ -138,6 +138,8 @@ class Mover(Reader):
         super().run(self.list_schedules)
         self.expect("shop.tasks.refresh_prices")
         self.beat.wait_until(lambda: self.cutover - self.sent()[-1] <= self.interval)
+        # Its log says so just before it sends.
+        time.sleep(self.interval.total_seconds() / 20)
         self.beat.stop()
         workers.wait_until(lambda: self.state().count("queued SUCCEEDED") >= FIRST_ONES)
         self.old_workers.wait_until(lambda: not self.left_in_the_old_queue())

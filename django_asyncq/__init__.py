@@ -99,6 +99,10 @@ IMPORTED_AT_FIRST_USE = {
     "wait_all": "results",
 }
 
+# Modules that others of the package import by `from . import conf`; such an import asks here first. They and names with
+# an underscore in front, which Python and tools ask for, need no table of the words of other task queues.
+ASKED_BY_IMPORTS = {"conf", "gates", "interop", "lifecycle", "rates"}
+
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
@@ -107,4 +111,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in IMPORTED_AT_FIRST_USE:
         return getattr(import_module(f"{__name__}.{IMPORTED_AT_FIRST_USE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_") or name in ASKED_BY_IMPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise import_module(f"{__name__}.core.foreign_imports").no_name(__name__, name)

@@ -205,7 +205,7 @@ class Task(_FrameworkTask[P, R]):
 
         def __getattr__(self, name: str) -> Any:
             """Raise the AttributeError, which says what to write in place of `delay` and the like."""
-            raise no_attribute(self, name, OF_TASK)
+            raise no_attribute(self, name, OF_TASK, self.func.__name__ if name in OF_TASK else "")
 
     def __post_init__(self) -> None:
         _check_function(self.func)

@@ -60,6 +60,7 @@ ELSEWHERE = {
     "python manage.py runserver": "Django's own, which goes on",
     "python manage.py test": "`test_testing_guide.py`",
     "rm db.sqlite3": "it would empty the project",
+    "python manage.py both_queues": "`test_coming_from.py`, in a project that has the command",
     "python manage.py asyncq adopt": "`test_prefix_ownership.py` and `test_copies.py`; no workers may run",
     "python manage.py asyncq import": "`test_importing.py`; it needs what another queue left",
     "python manage.py flush": "`test_prefix_ownership.py`; it would empty the project",

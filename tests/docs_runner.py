@@ -31,7 +31,7 @@ ADDRESS = "redis://127.0.0.1:6379"
 # As the pages say it for Django 5.2.
 FRAMEWORK = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
 # Those whose examples other tests run, as files of a project.
-FOLLOWED = {"getting-started", "moving-over", "testing"}
+FOLLOWED = {"both-queues", "getting-started", "moving-over", "testing"}
 
 # What all pages may take for granted.
 COMMON = """
@@ -174,12 +174,47 @@ sync_account.enqueue(7)
 assert {str(each.status) for each in run_tasks()} == {"SUCCESSFUL"}
 """,
     "docs/guides/workflows": """
-from shop.orders import ship
 assert begin("May").id and begin_all("May", ["rows", "prices"]).id and tell_in_any_case().id
-for one in (import_file("a"), campaign([1, 2]), import_album.enqueue("a"), split.enqueue(7), nightly.enqueue()):
+album = import_album.enqueue("a")
+run_tasks()
+album.refresh()
+assert str(album.status) == "SUCCESSFUL", album.errors
+""",
+    "docs/guides/workflow-recipes": """
+from django_asyncq.models import FailureReason, TaskState
+from shop.albums import report_failure
+from shop.orders import ship
+for one in (import_file("a"), campaign([1, 2]), split.enqueue(7), nightly.enqueue()):
     run_tasks()
     one.refresh()
     assert str(one.status) == "SUCCESSFUL", one.errors
+
+def seen(one):
+    row = TaskRecord.objects.get(id=one.id)
+    return TaskState(row.state).name, FailureReason(row.reason).name if row.reason else "", row.return_value
+
+# All parts succeed: the join has their values, in their order.
+both = publish("May", ["a.jpg", "b.jpg"])
+run_tasks()
+assert [seen(one)[::2] for one in both] == [("SUCCEEDED", "May: small-a.jpg, small-b.jpg"), ("FAILED", None)]
+assert seen(both[1])[1] == "DISCARDED"
+# A part fails: the join does not run, and the failure branch names the part.
+page, failure = publish("June", ["c.jpg", "d.pdf", "e.jpg"])
+run_tasks()
+assert seen(page) == ("FAILED", "PARENT_FAILED", None)
+assert seen(failure) == ("SUCCEEDED", "", "June: d.pdf")
+parts = {row.args[0]: row for row in TaskRecord.objects.filter(name=shrink.module_path).order_by("id")}
+states = [TaskState(parts[name].state).name for name in ("c.jpg", "d.pdf", "e.jpg")]
+assert states == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
+# A retry of the part revives the join, and nothing else runs again.
+broken = parts["d.pdf"]
+TaskRecord.objects.filter(id=broken.id).update(args=["d.jpg"])
+assert Inspector().tasks.retry([broken.id]).done == [broken.id]
+assert seen(page)[0] == "QUEUED"
+assert sorted(result.task.name for result in run_tasks()) == ["join", "shrink"]
+assert seen(page) == ("SUCCEEDED", "", "June: small-c.jpg, small-d.jpg, small-e.jpg")
+assert seen(failure) == ("SUCCEEDED", "", "June: d.pdf")
+
 order = place(7)
 run_tasks()
 assert str(ship.get_result(order.id).status) == "FAILED"

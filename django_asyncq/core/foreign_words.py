@@ -7,6 +7,7 @@ which means something else.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -16,7 +17,7 @@ from .names import did_you_mean
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _by_word(*groups: tuple[str, str]) -> dict[str, str]:
+def by_word(*groups: tuple[str, str]) -> dict[str, str]:
     """Return a table of single words. groups: words with the same answer, separated by spaces, and that answer."""
     return {word: answer for words, answer in groups for word in words.split()}
 
@@ -26,6 +27,10 @@ ENQUEUE = "write task.enqueue(…), in asynchronous code await task.aenqueue(…
 WITH_USING = (
     "arguments go to task.enqueue(…), options to using(): "
     'write task.using(run_after=timedelta(seconds=60), queue_name="mails").enqueue(…)'
+)
+APPLY_ASYNC = (
+    "write task.enqueue(7) for apply_async((7,)). Options come first: task.using(run_after=timedelta(seconds=60))"
+    ".enqueue(7) for countdown=60, run_after= for eta=, queue_name= for queue=; expires=, priority= and headers= stay"
 )
 WORKFLOW = "write next_task.using(after=[result]).enqueue(…), or chain(task.step(1), next_task.step()).enqueue()"
 FAILED = "write a receiver of the signal: @receiver(task_failed), from django_asyncq.signals"
@@ -38,7 +43,7 @@ BACKOFF = "write @task(backoff=timedelta(seconds=30)), or a callable (exception,
 AROUND = 'name a function that returns a context manager in the settings: ASYNCQ = {"AROUND": ["shop.around.timed"]}'
 
 # Those that people write as an option of `@task` or `using`, or as an argument of `enqueue`. None is an option of ours.
-OPTIONS = _by_word(
+OPTIONS = by_word(
     ("countdown eta delay schedule_in schedule_at scheduled_at enqueue_in enqueue_at at in_seconds", LATER),
     ("rate_limit", 'write @task(rate="10/m"): at most so many starts, for all workers together'),
     ("bind context include_context pass_context", CONTEXT),
@@ -73,9 +78,10 @@ OPTIONS = _by_word(
     ("enqueue_on_commit on_commit", "remove it: the row of a call is part of the caller's transaction"),
     ("serializer compression", "remove it: arguments and results are JSON"),
 )
-OF_TASK = _by_word(
+OF_TASK = by_word(
     ("delay send defer perform_async delay_on_commit", ENQUEUE),
-    ("apply_async apply_async_on_commit send_with_options options configure set", WITH_USING),
+    ("apply_async apply_async_on_commit", APPLY_ASYNC),
+    ("send_with_options options configure set", WITH_USING),
     ("send_at send_in perform_in perform_at enqueue_in enqueue_at", LATER),
     ("s si signature subtask message message_with_options pipeline then chain chord link link_error", WORKFLOW),
     ("map starmap chunks", "write task.enqueue_many([(1,), (2,)]), and wait_all(results) for the values"),
@@ -87,7 +93,7 @@ OF_TASK = _by_word(
     ("revoke", "write result.cancel(); enqueue returns the result"),
     ("periodic_task", OPTIONS["periodic"]),
 )
-OF_RESULT = _by_word(
+OF_RESULT = by_word(
     ("get get_result maybe_throw wait_for blocking", "write result.wait(timeout=10), which returns the value"),
     ("join get_many", "write wait_all([result, …], timeout=10), from django_asyncq"),
     ("ready", "write result.refresh(), and read result.is_finished"),
@@ -101,14 +107,14 @@ OF_RESULT = _by_word(
     ("requeue retry", "write result.task.enqueue(*result.args, **result.kwargs); the admin has an action too"),
     ("children parent then", WORKFLOW),
 )
-OF_CONTEXT = _by_word(
+OF_CONTEXT = by_word(
     ("request", "read context.attempt, context.headers, context.task_result.id and context.task_result.args"),
     ("update_state save_meta meta", "write context.progress(done, total, message)"),
     ("is_aborted is_revoked", "read context.should_stop, or call context.check()"),
     ("job", "read context.task_result"),
 )
 # What a retry can be told elsewhere.
-OF_RETRY = _by_word(
+OF_RETRY = by_word(
     ("countdown delay eta seconds", "write context.retry(in_=30)"),
     ("exc", "remove it, or let the exception leave the function: an exception of retry_on is retried"),
     ("max_retries", ATTEMPTS),
@@ -151,10 +157,14 @@ def refusing_unknown(call: str, elsewhere: Mapping[str, str]) -> Callable[[F], F
     return decorate
 
 
-def no_attribute(owner: object, name: str, words: Mapping[str, str]) -> AttributeError:
-    """Return the error for an attribute that an object does not have. words: those of other task queues."""
+def no_attribute(owner: object, name: str, words: Mapping[str, str], called: str = "task") -> AttributeError:
+    """Return the error for an attribute that an object does not have.
+
+    words: those of other task queues. called: the name in the reader's code of the task that their answers are about.
+    """
     text = f"{type(owner).__name__!r} object has no attribute {name!r}"
     if answer := words.get(name):
+        answer = re.sub(r"\btask\.", f"{called}.", answer)
         # Without the object: Python would add one that is spelled alike.
         return AttributeError(f"{text}: {answer}", name=name)
     return AttributeError(text, name=name, obj=owner)

