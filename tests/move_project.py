@@ -77,6 +77,7 @@ class Run(models.Model):
     "shop/tasks.py": """
 import time
 from datetime import date
+from decimal import Decimal
 
 from django.conf import settings
 from django_asyncq import every, task
@@ -91,9 +92,10 @@ def note(call, value=""):
     Run.objects.create(call=call, fleet=fleet, value=value, began_at=began_at)
 
 
-@task
-def send_receipt(call, day):
-    note(call, date.fromisoformat(day).strftime("%d.%m.%Y"))
+@task(typed_arguments=True)
+def send_receipt(call, day, amount):
+    assert (type(day), type(amount)) == (date, Decimal)
+    note(call, f"{day:%d.%m.%Y} {amount}")
 
 
 @task
@@ -143,6 +145,7 @@ def refresh_prices(self):
 import sys
 import time
 from datetime import date, timedelta
+from decimal import Decimal
 
 import django
 
@@ -154,15 +157,15 @@ from django_asyncq import chain, previous
 
 from shop import celery_tasks, tasks
 
-DAY = date(2026, 11, 3).isoformat()
+BOUGHT = (date(2026, 11, 3), Decimal("12.50"))
 
 
 def by_celery(number):
     receipt, mail = f"celery receipt {number}", f"celery mail {number}"
-    celery_tasks.send_receipt.delay_on_commit(receipt, DAY)
+    celery_tasks.send_receipt.delay_on_commit(receipt, *BOUGHT)
     if number % 5 == 0:
         later = f"celery later {number}"
-        celery_tasks.send_receipt.apply_async((later, DAY), countdown=2)
+        celery_tasks.send_receipt.apply_async((later, *BOUGHT), countdown=2)
         yield later
     order = f"celery order {number}"
     celery_chain(celery_tasks.reserve.s(order), celery_tasks.ship.s(order)).apply_async()
@@ -172,10 +175,10 @@ def by_celery(number):
 
 def by_us(number):
     receipt, mail = f"ours receipt {number}", f"ours mail {number}"
-    tasks.send_receipt.enqueue(receipt, DAY)
+    tasks.send_receipt.enqueue(receipt, *BOUGHT)
     if number % 5 == 0:
         later = f"ours later {number}"
-        tasks.send_receipt.using(run_after=timedelta(seconds=2)).enqueue(later, DAY)
+        tasks.send_receipt.using(run_after=timedelta(seconds=2)).enqueue(later, *BOUGHT)
         yield later
     order = f"ours order {number}"
     chain(tasks.reserve.step(order), tasks.ship.using(after={"reserved": previous}).step(order)).enqueue()
