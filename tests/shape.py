@@ -158,6 +158,7 @@ RANKS = [
     {"worker"},
     {"observe"},
     {"fleet"},
+    {"doctor"},
     {"checks", "admin", "backend", "management", "contrib", "views"},
     {"testing", "urls", "templatetags"},
     {"apps"},
