@@ -50,6 +50,7 @@ FOLLOWED = {
 ELSEWHERE = {
     "pip install -e": "`.ci/run`, which makes its environments so",
     "pip install": "`.ci/run`, with the wheel; `test_packaging.py` has the extras",
+    "python -m django_asyncq.doctor": "`tests/doctor/test_entrances.py`, with imports of Django refused",
     "python runtests.py": "by hand where it is long, else by `.ci/run`",
     "DATABASE_URL=": "by hand: it takes long, and needs a database of its own",
     "ASYNCQ_TEST_ROWS=": "by hand: it takes hours",

@@ -158,6 +158,7 @@ RANKS = [
     {"worker"},
     {"moving", "observe"},
     {"fleet"},
+    {"doctor"},
     {"checks", "admin", "backend", "management", "contrib", "views"},
     {"testing", "urls", "templatetags"},
     {"apps"},

@@ -34,6 +34,7 @@ NOUNS = {
     "alerts": "look what is wrong by the limits of the settings, and send it",
     "health": "say whether tasks are being run, by the exit code too",
     "check-deploy": "say whether this code can run what waits, by the exit code too",
+    "doctor": "read a project with another queue, and say what each use becomes here",
     "stats": "show the numbers of queues and gates in the database and Redis",
     "rebuild": "push every waiting task that Redis does not know; removes no task",
     "prune": "delete the rows of tasks that finished long ago",
@@ -48,13 +49,13 @@ INTERRUPTED = 130
 # Of JSON, which says itself what is wrong.
 ANY_TEXT = ("positional", "named")
 MAY_BE_EMPTY = ("reason", "note")
-READING_NOUNS = ("check-deploy", "health", "stats")
+READING_NOUNS = ("check-deploy", "doctor", "health", "stats")
 # What these write is one transaction.
 ALL_OR_NOTHING = ("import",)
 # Of whatever noun.
 READING_VERBS = ("failures", "history", "list", "scale", "show", "unknown")
-# These find out themselves.
-SAY_WHAT_IS_WRONG = ("alerts", "health")
+# Of these the first two find out themselves what is wrong, and the doctor needs no store.
+WITHOUT_TABLES = ("alerts", "health", "doctor")
 
 
 class Command(BaseCommand):
@@ -68,8 +69,8 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Import only the modules of nouns that the command line names."""
         self.wanted = frozenset(NOUNS).intersection(argv[2:])
-        if self.wanted.issubset(SAY_WHAT_IS_WRONG):
-            # Django's checks of JSON fields ask the database, which may be what is wrong.
+        if self.wanted.issubset(WITHOUT_TABLES):
+            # Django's checks of JSON fields ask the database, which may be what is wrong, or not be there yet.
             self.requires_system_checks = []
         super().run_from_argv(argv)
 
@@ -103,7 +104,7 @@ class Command(BaseCommand):
         printer = Printer(self.stdout, self.stderr, as_json=as_json, yes=yes)
         try:
             _check_texts(options)
-            if options["noun"] not in SAY_WHAT_IS_WRONG:
+            if options["noun"] not in WITHOUT_TABLES:
                 # First, because without the tables nothing else that may be wrong matters.
                 check_tables()
             found = _verbs_of(options["noun"])
