@@ -301,7 +301,9 @@ def assert_each_call_was_run_by_its_fleet(move: Move, made: set[str]) -> None:
     assert {call.split()[0] for call in by_us - of_schedules} == {"ours"}
     for call, value in move.rows("SELECT DISTINCT call, value FROM shop_run"):
         order, _, step = call.partition(":")
-        expected = "03.11.2026 12.50" if re.search("receipt|later", call) else f"reserved {order}" if step == "ship" else ""
+        expected = (
+            "03.11.2026 12.50" if re.search("receipt|later", call) else f"reserved {order}" if step == "ship" else ""
+        )
         assert value == expected, call
     first = dict(move.rows("SELECT call, min(began_at) FROM shop_run GROUP BY call"))
     assert all(first[call] > first[call.replace(":ship", ":reserve")] for call in made if call.endswith(":ship"))
