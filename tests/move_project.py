@@ -1,17 +1,23 @@
 """A small project that is moved from Celery and back by `project/test_move.py`: its files, as text.
 
-Its tasks write a row for each run: which call, by which fleet, and when. Celery is set so that a kill loses nothing, as
-the guide says: it acknowledges late, and takes messages of the dead again after a few seconds. The project has no test
-settings: both fleets run it as it is, on an SQLite database in a file.
+Its tasks write a row for each run: which call, by which fleet, and when. Celery acknowledges late, and takes what a
+dead worker had again after a few seconds. The project has no test settings: both fleets run it as it is, on an SQLite
+database in a file.
 """
 
 from __future__ import annotations
+
+import re
 
 # How often the prices are refreshed.
 INTERVAL_SECONDS = 3
 # After what time Celery delivers again what a killed worker had.
 VISIBILITY_SECONDS = 5
 MAILS_A_SECOND = 20
+# Four boxes are packed after the call with this number: while two are, Celery's worker with its two processes takes
+# nothing from its queue.
+PACKED = 20
+PACK_SECONDS = 1.5
 
 FILES = {
     "manage.py": """
@@ -109,6 +115,12 @@ def ship(call, reserved):
     note(f"{call}:ship", reserved)
 
 
+@task
+def pack(call):
+    time.sleep(PACK_SECONDS)
+    note(call)
+
+
 @task(rate="MAILS_A_SECOND/s")
 def send_mail(call):
     note(call)
@@ -127,6 +139,7 @@ from celery import shared_task
 from shop import tasks
 
 send_receipt = shared_task(name="shop.tasks.send_receipt")(tasks.send_receipt.func)
+pack = shared_task(name="shop.tasks.pack")(tasks.pack.func)
 reserve = shared_task(name="shop.tasks.reserve")(tasks.reserve.func)
 send_mail = shared_task(name="shop.tasks.send_mail", rate_limit="MAILS_A_SECOND/s")(tasks.send_mail.func)
 
@@ -167,6 +180,10 @@ def by_celery(number):
         later = f"celery later {number}"
         celery_tasks.send_receipt.apply_async((later, *BOUGHT), countdown=2)
         yield later
+    if number == PACKED:
+        for box in range(4):
+            celery_tasks.pack.delay(f"celery box {box}")
+            yield f"celery box {box}"
     order = f"celery order {number}"
     celery_chain(celery_tasks.reserve.s(order), celery_tasks.ship.s(order)).apply_async()
     celery_tasks.send_mail.delay(mail)
@@ -199,10 +216,15 @@ for number in range(first, last):
 
 def files(address: str) -> dict[str, str]:
     """Return the text of each file. address: of a Redis, without a database."""
-    numbers = {"INTERVAL_SECONDS": INTERVAL_SECONDS, "VISIBILITY_SECONDS": VISIBILITY_SECONDS}
-    filled = {}
-    for name, text in FILES.items():
-        for word, number in {**numbers, "MAILS_A_SECOND": MAILS_A_SECOND, "ADDRESS": address}.items():
-            text = text.replace(word, str(number))
-        filled[name] = text
+    words = {
+        "ADDRESS": address,
+        "INTERVAL_SECONDS": INTERVAL_SECONDS,
+        "MAILS_A_SECOND": MAILS_A_SECOND,
+        "PACKED": PACKED,
+        "PACK_SECONDS": PACK_SECONDS,
+        "VISIBILITY_SECONDS": VISIBILITY_SECONDS,
+    }
+    filled = dict(FILES)
+    for word, value in words.items():
+        filled = {name: re.sub(rf"\b{word}\b", str(value), text) for name, text in filled.items()}
     return filled

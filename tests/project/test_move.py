@@ -4,8 +4,10 @@ As the guide "Coming from Celery" and its checklists say, with Celery's worker, 
 dates. Needs an environment that has them, with a Django that django-celery-beat supports:
 `ASYNCQ_TEST_PEERS=…/bin/python python runtests.py -n 0 -m long tests/project/test_move.py`. `.ci/run` does.
 
-Celery's own promises are not the subject: it may run a call twice that a killed worker had. What is: that no call is
-left in a queue that nobody serves any more, and that none is run by the fleet to which it was not given.
+Celery's own promises are not the subject. It may run a call twice that a killed worker had. With Redis it loses one if
+the kill comes between the command that takes a message out of the list and the one that notes it (`_brpop_read` of
+kombu): 2 of 14 kills under load did. So its worker is killed while its processes are busy, and it takes nothing. What
+is the subject: that no call is left in a queue that nobody serves any more, and none is run by the other fleet.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import redis
 
 from django_asyncq.testing import EmbeddedRedis
 
@@ -95,7 +98,7 @@ class Move:
 
     def __init__(self, folder: Path, address: str, python: str) -> None:
         """address: of a Redis, without a database. python: of the environment that has Celery."""
-        self.folder, self.python = folder, python
+        self.folder, self.python, self.broker = folder, python, redis.Redis.from_url(f"{address}/0")
         self.programs: list[Program] = []
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("ASYNCQ_", "DATABASE_URL"))},
@@ -149,6 +152,24 @@ class Move:
         """Return the calls that a fleet has run, in order, each as often as it was run."""
         return [call for (call,) in self.rows(f"SELECT call FROM shop_run WHERE fleet = '{fleet}' ORDER BY id")]
 
+    def in_old_queue(self) -> tuple[int, int]:
+        """Return how many messages wait in Celery's list, and how many its workers have."""
+        waiting, taken = self.broker.llen("celery"), self.broker.hlen("unacked")
+        assert isinstance(waiting, int) and isinstance(taken, int)
+        return waiting, taken
+
+    def wait_for_calls(self, producers: list[Program]) -> set[str]:
+        """Wait until what producers have called was run, and return it. Raises: AssertionError with what was not."""
+        for producer in producers:
+            assert producer.wait() == 0, producer.printed()
+        made = {call for producer in producers for call in producer.printed().splitlines()}
+        try:
+            self.wait_until(lambda: made <= {*self.ran("celery"), *self.ran("ours")}, "run of every call")
+        except AssertionError as error:
+            missing = sorted(made.difference(self.ran("celery"), self.ran("ours")))
+            raise AssertionError(f"{missing} were not run: {error}") from None
+        return made
+
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
         """Wait until a condition is true. Raises: AssertionError with the ends of all logs."""
         try:
@@ -176,6 +197,13 @@ def sent_by(beat: Program) -> list[datetime]:
     """Return when beat has sent each occurrence."""
     moments = SENT.findall(beat.printed())
     return [datetime.strptime(each, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC) for each in moments]
+
+
+def takes_nothing(move: Move) -> bool:
+    """Return whether Celery's worker is full: messages wait, and for a while it neither takes one nor finishes one."""
+    before = move.in_old_queue()
+    time.sleep(0.4)  # several times what each other task takes
+    return before == move.in_old_queue() and min(before) > 1
 
 
 def stop_between_occurrences(move: Move, beat: Program) -> list[datetime]:
@@ -207,6 +235,7 @@ def test_a_project_is_moved_and_back_while_both_fleets_are_killed(tmp_path: Path
         producers += [move.produce("celery", 15, 40), move.produce("ours", 0, 40)]
         move.wait_until(lambda: len(move.ran("ours")) > 15, "run of ours")
         os.kill(worker_pids(ours.process.pid)[0], signal.SIGKILL)
+        move.wait_until(lambda: takes_nothing(move), "moment at which Celery takes nothing")
         celery.kill()
         killed_at = time.monotonic()
         numbers = shown(move.run("manage.py", "both_queues"))
@@ -217,9 +246,9 @@ def test_a_project_is_moved_and_back_while_both_fleets_are_killed(tmp_path: Path
         move.wait_until(lambda: time.monotonic() - killed_at > VISIBILITY_SECONDS, "time of Celery's")
         celery = move.start(*CELERY_WORKER)
 
-        # The schedule is moved at one instant, between beat's fourth occurrence from now and its fifth.
+        # The schedule is moved at one instant, between beat's third occurrence from now and its fourth.
         move.wait_until(lambda: "Ready." in ours.printed(), "workers of ours")
-        cutover = (sent_by(beat)[-1] + 4.25 * INTERVAL).replace(microsecond=0) + timedelta(seconds=1)
+        cutover = (sent_by(beat)[-1] + 3.25 * INTERVAL).replace(microsecond=0) + timedelta(seconds=1)
         (tmp_path / "cutover.txt").write_text(cutover.isoformat())
         ours.stop()
         ours = move.start(*OUR_WORKERS)
@@ -234,12 +263,11 @@ def test_a_project_is_moved_and_back_while_both_fleets_are_killed(tmp_path: Path
         numbers = shown(move.run("manage.py", "both_queues", "--until-old-is-empty"))
         assert numbers["old"] == [0, 0, 0]
         celery.stop()
-        made = {call for producer in producers for call in producer.printed().splitlines()}
-        move.wait_until(lambda: made <= {*move.ran("celery"), *move.ran("ours")}, "run of every call")
+        made = move.wait_for_calls(producers)
         move.wait_until(lambda: occurrences_run(move) > 0, "occurrence of ours")
         ours.kill()
         ours = move.start(*OUR_WORKERS)
-        move.wait_until(lambda: occurrences_run(move) > 3, "occurrences of ours after a kill")
+        move.wait_until(lambda: occurrences_run(move) > 2, "occurrences of ours after a kill")
 
         # And back: our schedule is disabled before beat starts, and our workers finish what they have.
         back = move.produce("ours", 40, 50)
@@ -248,12 +276,10 @@ def test_a_project_is_moved_and_back_while_both_fleets_are_killed(tmp_path: Path
         move.run("manage.py", "shell", "-v", "0", "-c", ENABLE_BEATS)
         celery, second_beat = move.start(*CELERY_WORKER), move.start(*CELERY_BEAT)
         after = move.produce("celery", 40, 50)
-        for producer in (back, after):
-            assert producer.wait() == 0, producer.printed()
+        assert back.wait() == 0, back.printed()
         ours.kill()
         move.run("manage.py", "runworkers", "--burst")
-        made |= {call for producer in (back, after) for call in producer.printed().splitlines()}
-        move.wait_until(lambda: made <= {*move.ran("celery"), *move.ran("ours")}, "run of every call on the way back")
+        made |= move.wait_for_calls([back, after])
         move.wait_until(lambda: len(sent_by(second_beat)) > 1, "occurrence of the second beat's")
         sent_after = stop_between_occurrences(move, second_beat)
         assert shown(move.run("manage.py", "both_queues", "--until-old-is-empty"))["old"] == [0, 0, 0]
