@@ -21,8 +21,8 @@ ADMIN = "use the admin of this package, `manage.py asyncq` or the Inspector"
 ROUTING = "exchanges and routing keys do not exist: a task has a queue_name"
 SERIALIZER = OPTIONS["serializer"]
 PICKLE = (
-    "pickled arguments do not exist: dates, Decimal, UUIDs and model instances travel with @task(typed_arguments=True), "
-    "for all else pass ids and texts"
+    "pickled arguments do not exist: dates, Decimal, UUIDs and model instances travel with "
+    "@task(typed_arguments=True), for all else pass ids and texts"
 )
 PRIORITY = "−100 to 100, higher comes first; with Celery on Redis 0 came first, on RabbitMQ the highest number"
 RETRIES = "max_retries counts the retries after the first attempt, max_attempts all attempts: it is one more"
@@ -53,7 +53,7 @@ OF_TASK = options(
     ("ignore_result store_errors_even_if_ignored result_expires", drops(KEPT)),
     ("time_limit", differs("task", "timeout={value}", STOPS)),
     ("soft_time_limit", differs("task", "soft_timeout={value}", OPTIONS["soft_time_limit"])),
-    ("rate_limit", differs("task", "rate={value}", LIMIT)),
+    ("rate_limit", differs("task", "rate={value:rate}", LIMIT)),
     ("queue", to("task", "queue_name={value}")),
     ("exchange routing_key exchange_type", has_none(ROUTING)),
     ("priority", differs("task", "priority={value}", PRIORITY)),

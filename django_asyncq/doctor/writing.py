@@ -32,6 +32,18 @@ def _plus_one(node: ast.expr, text: str) -> str:
     return str(value + 1) if type(value) is int else f"{text} + 1"
 
 
+def _rate(node: ast.expr, text: str) -> str:
+    """Return a rate; to Celery a number is that of starts in a second."""
+    value = literal(node)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        return text
+    per_day = round(value * 86_400)
+    seconds = [1, 60, 3_600, 86_400]
+    units = dict(zip(seconds, "smhd", strict=True))
+    fits = [each for each in seconds if per_day * each % 86_400 == 0] or seconds[-1:]
+    return f'"{max(per_day * fits[0] // 86_400, 1)}/{units[fits[0]]}"'
+
+
 def _times(factor: float) -> Callable[[ast.expr, str], str]:
     def convert(node: ast.expr, text: str) -> str:
         value = literal(node)
@@ -141,6 +153,7 @@ CONVERTERS: Mapping[str, Callable[[ast.expr, str], str]] = {
     "function": _function,
     "options": _options,
     "plus_one": _plus_one,
+    "rate": _rate,
     "negated": _negated,
     "seconds": _seconds,
     "milliseconds": _milliseconds,

@@ -28,7 +28,7 @@ from .test_tables import EACH_QUEUE, findings_by_case
 
 RUNWORKERS = options_of_command(RunworkersCommand())[""]
 ASYNCQ = options_of_command(AsyncqCommand())
-OF_TASK = {*TaskOptions.__annotations__, "queue_name", "priority", "backend", "takes_context", "batch", "arguments"}
+OF_TASK = {*TaskOptions.__annotations__, "queue_name", "priority", "backend", "takes_context", "batch"}
 OF_USING = options_of(Task.using)
 # What a line calls that is no name of this package.
 OF_PYTHON = {"timedelta", "receiver", "str", "uuid4", "getLogger", "now", "get_default_timezone", "get", "all", "page"}
