@@ -305,7 +305,9 @@ class AsyncqBackend(compat.BaseTaskBackend):
         seen = given
         if is_typed(task) and typed.occurs_in(given):
             columns["has_typed_arguments"] = True
+            # As the options will see them again, from the row, whether this call gives values or their forms.
             seen = typed.readable_call(*given)
+            call = Arguments(tuple(seen.args), seen.kwargs)
         # Found again where it starts. Here, so that the caller learns of a name that is none.
         rate_name(task, *seen)
         columns |= {

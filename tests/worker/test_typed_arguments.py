@@ -176,6 +176,11 @@ class TestWithTheKit:
         with pytest.raises(DuplicateTask):
             by_row.enqueue(day=date(2025, 11, 1), group=group)
         assert {row.gate for row in TaskRecord.objects.all()} == {f"g-{group.pk}-2026"}
+        # A form is seen as the value too; and what is not in the row is seen by nobody.
+        by_row.using(unique=False).enqueue(day={KEY: ["date", "2024-01-01"]}, group=group)
+        assert TaskRecord.objects.filter(gate=f"g-{group.pk}-2024").exists()
+        with pytest.raises(InvalidOption, match=r"gate='g-\{group.name\}' cannot be filled"):
+            by_row.using(gate="g-{group.name}").enqueue(day=DAY, group=group)
         shared = SimpleNamespace(
             fair=lambda day: f"{day:%Y}",
             fair_weight=1,
