@@ -43,7 +43,7 @@ CUT = """
     return cut.map((box) => box.querySelectorAll("th")[1].innerText);
 """
 # Those of short cells: figures, versions.
-FIGURES = {"django_asyncq", "drain, tasks/s", "PostgreSQL"}
+FIGURES = {"django_asyncq", "drain, tasks/s", "PostgreSQL", "files"}
 # The pages with the most kinds of content, in each way they may be shown.
 LOOKS = list(product(["index", "guides/gates", "reference/public-api"], [DESKTOP, PHONE], ["light", "dark"]))
 
