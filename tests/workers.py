@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,13 @@ def worker_pids(supervisor: int) -> list[int]:
 def fork_servers(supervisor: int) -> list[int]:
     """Return the pids of the fork servers of a supervisor."""
     return [pid for pid in child_pids(supervisor) if b"multiprocessing.forkserver" in command_of(pid)]
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """Kill processes of a fleet (-9), one after the other; some have ended by then because another one has."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def command_of(pid: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,7 +35,7 @@ from django_asyncq.testing import EmbeddedRedis
 from .. import tasks
 from ..admin_cases import LIST, client_with, make, said
 from ..broker.test_servers import SHOWN
-from ..workers import Workers, wait_until, workers
+from ..workers import Workers, kill_all, wait_until, workers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -200,9 +199,7 @@ def test_a_killed_worker_is_shown_as_lost_with_what_it_ran(tmp_path: Path) -> No
         wait_until(lambda: Inspector().workers.all()[0].running, "what it runs")
         assert worker.info.version and not shown.context["lost"]
         assert abs(time.time() - worker.info.beat_at.timestamp()) < 30 and "<time" in worker.beat
-        pids = [fleet.process.pid, *fleet.children()]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        kill_all([fleet.process.pid, *fleet.children()])
     wait_until(lambda: not Inspector().workers.all(), "the end of the heartbeat")
     wait_until(lambda: fleet_module.fleet_of(HttpRequest()).stuck(), "the mark", 30)
     response = client_with("view_taskrecord", name="two").get(WORKERS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -45,7 +44,7 @@ from django_asyncq.observe.inspector import Inspector
 from .. import tasks
 from ..admin_cases import error, make
 from ..browsing import DESKTOP, PHONE, Person, in_browser
-from ..workers import wait_until, workers
+from ..workers import kill_all, wait_until, workers
 
 pytestmark = in_browser
 
@@ -339,8 +338,7 @@ def lost_fleet(person: Person, tmp_path: Path) -> Person:
         # The row says so a moment after the worker does.
         wait_until(lambda: TaskRecord.objects.get(pk=task.id).state == TaskState.RUNNING, "the run")
         wait_until(lambda: Inspector().workers.all()[0].running, "what it runs")
-        for pid in (fleet.process.pid, *fleet.children()):
-            os.kill(pid, signal.SIGKILL)
+        kill_all([fleet.process.pid, *fleet.children()])
     wait_until(lambda: not Inspector().workers.all(), "the end of the heartbeat")
     wait_until(lambda: fleet_of(HttpRequest()).stuck(), "the mark", 30)
     return person

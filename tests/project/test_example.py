@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ..workers import fork_servers, wait_until, worker_pids
+from ..workers import fork_servers, kill_all, wait_until, worker_pids
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANAGE = REPOSITORY / "example_project" / "manage.py"
@@ -139,9 +139,7 @@ def test_a_film_ends_right_though_its_fleet_is_killed_in_the_middle(
         try:
             wait_until(awaited, (tmp_path / "workers.log").read_text()[-3000:], 100)
         finally:
-            pids = [*worker_pids(fleet.pid), *fork_servers(fleet.pid)]
-            for pid in (fleet.pid, *pids):
-                os.kill(pid, signal.SIGKILL)
+            kill_all([fleet.pid, *worker_pids(fleet.pid), *fork_servers(fleet.pid)])
             fleet.wait()
         assert awaited is is_over or rows_of_films(tmp_path)["make_film"] == [QUEUED]
     states = rows_of_films(tmp_path)
