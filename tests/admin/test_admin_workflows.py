@@ -139,6 +139,7 @@ def test_hostile_texts_stay_texts(viewer: Client) -> None:
         assert "<script>alert" not in page and "16508274" not in page and "&lt;script&gt;alert" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [10, 100, 10_000])
 def test_a_page_is_bounded_however_many_tasks_there_are(viewer: Client, count: int) -> None:
     """In statements and in bytes; the rest of the tasks is on pages of their own."""

@@ -57,6 +57,7 @@ def run(variables: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("os.environ.get('ASYNCQ_TEST_ROUTER', '').count('own')", reason="one database is enough")
 def test_workers_of_a_test_leave_the_development_database_alone(development: dict[str, Any]) -> None:
     """Workers, start-up tasks and quarantine processes use the test's; what is in the other one is still waiting."""

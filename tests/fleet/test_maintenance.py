@@ -116,6 +116,7 @@ def processes(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Iter
             running.kill(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + 8 * ROUNDS)
 @pytest.mark.parametrize("processes", ["single", "multi"], indirect=True)
 def test_a_leader_killed_at_an_occurrence_neither_loses_nor_repeats_one(

@@ -615,6 +615,7 @@ def most_at_once(lines: list[dict[str, Any]]) -> int:
     return most
 
 
+@pytest.mark.slow
 def test_twelve_producers_never_exceed_the_limit(tmp_path: Path) -> None:
     """Never more than five at one instant; the gate is well used, and empty afterwards."""
     lines = produce(tmp_path, mutant=False)

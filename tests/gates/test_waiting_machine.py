@@ -312,6 +312,7 @@ class WaitingForSeveral(Waiting):
         assert [gates.slots(name) for name in self.limits] == [[]] * 3
 
 
+@pytest.mark.slow
 def test_the_limits_of_several_gates_hold_and_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of twenty-five steps."""
     monkeypatch.setattr("django_asyncq.fleet.reconciler.GRACE_SECONDS", 0)

@@ -181,6 +181,7 @@ def test_the_tasks_of_a_workflow_are_listed_by_pages() -> None:
     assert [each.waits_for for each in (*page.tasks, *rest.tasks)] == [1, 3, 0, 0, 0] and rest.next is None
 
 
+@pytest.mark.slow
 def test_ten_thousand_tasks_are_read_in_few_statements() -> None:
     """However many there are."""
     id = make_large(10_000)
