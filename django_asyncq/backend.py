@@ -18,7 +18,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from . import conf
-from .core import aliases, compat, header_sources, logs, payload, typed
+from .core import aliases, compat, header_sources, logs, payload
 from .core.after import After, check_after, edges_of, placeholders
 from .core.aliases import PREFIX_HINT, is_prefix
 from .core.batches import group_of
@@ -39,7 +39,7 @@ from .core.names import QUEUE_NAME, did_you_mean, uuid7
 from .core.options import MOST_ATTEMPTS, is_attempt_count
 from .core.registry import find
 from .core.time import MORE_THAN_ZERO, PLAIN, Duration, has_times, is_duration, times_of
-from .core.typed import carry_of, is_typed
+from .core.typed import carry_of, occurs_in, readable_call
 from .exceptions import InvalidArguments
 from .results import AsyncqResult, LogLine, StoredTask, result_of
 from .storage import database_clock
@@ -73,8 +73,8 @@ class Plan(NamedTuple):
 
     settings: those in force then. is_plain: it has no gate, no fair key, no unique key, no group, no `rate_per`, no
     typed arguments, and is not remote.
-    has_times: a time of its rows depends on when the call is made. shape: what its function takes. columns: of its
-    rows.
+    has_times: a time of its rows depends on when the call is made. shape: what its function takes. carry: of typed
+    arguments. columns: of its rows.
     """
 
     task: Any
@@ -82,6 +82,7 @@ class Plan(NamedTuple):
     is_plain: bool
     has_times: bool
     shape: Shape | None
+    carry: payload.Carry | None
     columns: dict[str, Any]
 
 
@@ -244,7 +245,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
             if plan.is_plain:
                 columns["args"], columns["kwargs"] = payload.of_call(args, kwargs, names)
             else:
-                self._add_own(columns, task, call)
+                self._add_own(columns, task, call, plan.carry)
             rows.append(columns)
         records = _ready().record.of_columns(rows)
         if times.delays:
@@ -273,7 +274,8 @@ class AsyncqBackend(compat.BaseTaskBackend):
 
     def _new_plan(self, task: Any) -> Plan:
         others = (task.gate, task.fair, task.batch, task.group, task.rate_per)
-        has_more = task.unique or task.is_remote or is_typed(task) or [x for x in others if x is not None]
+        carry = carry_of(task)
+        has_more = task.unique or task.is_remote or carry or [x for x in others if x is not None]
         shape = shape_of(called(task), has_context=passes_context(task))
         columns = {
             "name": task.module_path,
@@ -290,7 +292,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
             columns["version"] = task.version
         if task.on_full == "wait":
             columns |= {"max_waiting": task.max_waiting, "is_ordered": task.ordered}
-        return Plan(task, conf.current(), not has_more, has_times(task), shape, columns)
+        return Plan(task, conf.current(), not has_more, has_times(task), shape, carry, columns)
 
     def _headers_of(self, task: Any) -> dict[str, str] | None:
         """Return the headers of a call that is made here. Raises: InvalidOption."""
@@ -299,14 +301,14 @@ class AsyncqBackend(compat.BaseTaskBackend):
         inherited = {} if running is None else trace_headers_of(running.headers)
         return with_inherited(own, inherited, header_sources.sourced_headers(task))
 
-    def _add_own(self, columns: dict[str, Any], task: Any, call: Arguments) -> None:
+    def _add_own(self, columns: dict[str, Any], task: Any, call: Arguments, carry: payload.Carry | None) -> None:
         """Add the columns of one call of a task that is not plain. Raises: InvalidArguments, InvalidOption."""
-        sent, given = _payload_of(task, call)
+        sent, given = _payload_of(task, call, carry)
         seen = given
-        if is_typed(task) and typed.occurs_in(given):
+        if carry is not None and occurs_in(given):
             columns["has_typed_arguments"] = True
             # As the options will see them again, from the row, whether this call gives values or their forms.
-            seen = typed.readable_call(*given)
+            seen = readable_call(*given)
             call = Arguments(tuple(seen.args), seen.kwargs)
         # Found again where it starts. Here, so that the caller learns of a name that is none.
         rate_name(task, *seen)
@@ -320,7 +322,7 @@ class AsyncqBackend(compat.BaseTaskBackend):
             # Computed anew at each push; here a caller can be told that it is wrong.
             share_of_call(task, *seen)
         if task.unique:
-            columns["unique_key"] = unique_digest(task, self.alias, given.args, given.kwargs)
+            columns["unique_key"] = unique_digest(task, self.alias, *(given if task.unique is True else seen))
             columns["unique_slot"] = columns["unique_key"]
         if sent is not None:
             columns["is_remote"] = True
@@ -483,14 +485,14 @@ def _with_placeholders(
     return found
 
 
-def _payload_of(task: Any, call: Arguments) -> tuple[bytes | None, payload.Payload]:
+def _payload_of(task: Any, call: Arguments, carry: payload.Carry | None) -> tuple[bytes | None, payload.Payload]:
     """Return what is sent to another program, None for a task of ours, and the arguments as the row shows them.
 
     Raises: InvalidArguments.
     """
     if task.is_remote:
         return task.wire_payload(call.args, call.kwargs)  # type: ignore[no-any-return]
-    return None, payload.of_call(call.args, call.kwargs, carry=carry_of(task))
+    return None, payload.of_call(call.args, call.kwargs, carry=carry)
 
 
 def _uuids(text: Any) -> list[UUID]:

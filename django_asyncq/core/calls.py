@@ -20,9 +20,9 @@ from . import payload
 from .foreign_words import about_arguments
 from .guard import attempt
 from .names import check_gate_name
-from .payload import MAX_DEPTH, UNREADABLE, Carry, Payload, loads_untrusted
+from .payload import MAX_DEPTH, UNREADABLE, Payload, loads_untrusted
 from .several_gates import MOST_GATES, GateLimit, columns_of, stricter
-from .typed import carry_of, is_typed, readable_call
+from .typed import carry_of
 
 
 @lru_cache(maxsize=1024)
@@ -287,8 +287,8 @@ TEXT = "the key must be a text that is not empty; for a call that need not be un
 def unique_digest(task: Any, alias: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return the digest of a call's key, 64 hexadecimal digits; "" when the task is not unique.
 
-    alias: in TASKS. args, kwargs: as the row keeps them. Calls have the same digest when alias, name of the task and
-    key are the same.
+    alias: in TASKS. args, kwargs: as the row keeps them with `unique=True`, else as options see them. Calls have the
+    same digest when alias, name of the task and key are the same.
     Raises: InvalidOption when the format or the callable gives no text for these arguments.
     """
     if not task.unique:
@@ -307,8 +307,6 @@ def _key(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     if task.unique is True:
         # A format cannot have the same text as arguments and mean something else: a task has one or the other.
         return canonical_arguments(task, args, kwargs)
-    if is_typed(task):
-        args, kwargs = readable_call(list(args), dict(kwargs))
     if isinstance(task.unique, str):
         key, error = filled(task, "unique", task.unique, args, kwargs), None
     else:
@@ -335,8 +333,8 @@ def canonical_arguments(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     arguments = dict(bound.arguments)
     if context:
         _drop_first(arguments)
-    parameters, carry = bound.signature.parameters, carry_of(task)
-    given = {name: value for name, value in arguments.items() if not _is_same(parameters[name].default, value, carry)}
+    parameters = bound.signature.parameters
+    given = {name: value for name, value in arguments.items() if not _is_same(task, parameters[name].default, value)}
     return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
 
@@ -349,13 +347,14 @@ def _drop_first(arguments: dict[str, Any]) -> None:
         del arguments[name]
 
 
-def _is_same(default: Any, value: Any, carry: Carry | None) -> bool:
+def _is_same(task: Any, default: Any, value: Any) -> bool:
     """Whether an argument is what the function has anyway. A default that JSON cannot hold is equal to no argument."""
     # The error in no variable: it would keep its frame, and with it all callers, until Python collects cycles. Among
     # these may be the commit hook whose end says that a transaction was rolled back.
-    if carry is not None:
-        default = attempt(payload.plain, default, "", MAX_DEPTH, carry).value
-    return attempt(payload.is_same, default, value) == (True, None)
+    found = attempt(payload.is_same, default, value)
+    if found.error is not None and (carry := carry_of(task)) is not None:
+        found = attempt(payload.is_same, attempt(payload.plain, default, "", MAX_DEPTH, carry).value, value)
+    return found == (True, None)
 
 
 # --- What Django's refusal of a blocking call in a coroutine says of this package: which method to await instead.

@@ -73,4 +73,7 @@ def upgraded(
 def seen_by_options(task: Task[Any, Any], record: TaskRecord) -> Payload:
     """Return the arguments of a row as the formats and callables of its task see them. Raises: UpgradeFailed."""
     given = upgraded(task, record.args, record.kwargs, record.version, has_typed=record.has_typed_arguments)
-    return readable_call(*given) if record.has_typed_arguments or is_typed(task) else given
+    # Those that were upgraded just now may be typed though the row is not.
+    if record.has_typed_arguments or (given.args is not record.args and is_typed(task)):
+        return readable_call(*given)
+    return given

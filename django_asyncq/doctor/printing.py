@@ -1,17 +1,12 @@
-"""Print a report: for people, or as one JSON document. It needs no Django."""
+"""Print a report: for people, or as what one JSON document holds. It needs no Django."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..core.names import visible_line
 from . import celery, dramatiq, huey, q2, rq
 from .examination import Progress, examine
 from .findings import Finding, Note, Report, Verdict
@@ -60,11 +55,6 @@ def as_document(report: Report) -> dict[str, Any]:
         "unreadable": [asdict(each) for each in report.unreadable],
         "skipped": dict(report.skipped),
     }
-
-
-def as_json(report: Report) -> str:
-    """Return the report as one JSON document, in ASCII: a terminal obeys none of it."""
-    return json.dumps(as_document(report))
 
 
 def lines_of(report: Report) -> Iterator[str]:
@@ -117,33 +107,3 @@ def _lines_of_finding(finding: Finding, said: set[Note]) -> Iterator[str]:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def print_report(report: Report, stdout: TextIO, *, as_document: bool) -> None:
-    """Print a report on a stream."""
-    if as_document:
-        stdout.write(f"{as_json(report)}\n")
-        return
-    for line in lines_of(report):
-        stdout.write(f"{visible_line(line)}\n")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Do what `python -m django_asyncq.doctor` does; return its exit code."""
-    parser = ArgumentParser(
-        prog="python -m django_asyncq.doctor",
-        description="Read the source of a project that has another task queue, and say what each use becomes here.",
-    )
-    parser.add_argument("queue", choices=sorted(VOCABULARIES), help="the other queue")
-    parser.add_argument("path", type=Path, help="the folder of the project, or one file")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args(arguments)
-    if not options.path.exists():
-        parser.error(f"there is no {options.path}")
-    try:
-        print_report(report_on(options.queue, options.path, sys.stderr), sys.stdout, as_document=options.json)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Who reads it has seen enough, such as `head`. Python would say so of the flush at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0

@@ -348,7 +348,7 @@ def read_call(alias: str, id: str, data: bytes, task: Any = None) -> Call:
         document = Document(task.module_path, [read(data, largest_bytes())], {}, None, None, None, None)
     check_call(task, document.args, document.kwargs)
     if is_typed(task) and names_instance(document.args, document.kwargs):
-        # Whoever may write to Redis may not choose a row of any model.
+        # A right to write to Redis is none to have any row of any model loaded.
         raise InvalidOption("an instance of a model is no argument in a document: send its primary key")
     call = Arguments(tuple(document.args), document.kwargs)
     try:

@@ -16,6 +16,8 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 
+from ..doctor.files import parse, read_text
+from ..doctor.findings import Unreadable
 from .clocks import FIELDS, Crontab, each_time, values_of, zone_called
 from .old import CannotImport, Found, NothingToImport, OldSchedule, Rule, read_safely, shown
 
@@ -26,7 +28,6 @@ READY_MADE = {"hourly": {"minute": "0"}, "daily": {"minute": "0", "hour": "0"}}
 WITHOUT_MEANING = {"name", "strict"}
 # Sunday is 0 and 7.
 ANY_WEEKDAY = FIELDS[4]._replace(most=7, words={})
-LARGEST_FILE = 2_000_000
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -40,7 +41,7 @@ def read() -> Found:
             f"No app of this project has a function that huey's periodic_task or db_periodic_task decorates. Looked at "
             f"the source of: {names}. Run this on a commit that still has them."
         )
-    return Found(f"the source of {', '.join(sorted({each.task.split('.')[0] for each in found}))}", found)
+    return Found(f"the source of {', '.join(sorted({each.key.split('/')[0] for each in found}))}", found)
 
 
 def _folders() -> Iterator[tuple[str, Path]]:
@@ -54,15 +55,19 @@ def _folders() -> Iterator[tuple[str, Path]]:
 
 def _of_folder(name: str, folder: Path) -> Iterator[OldSchedule]:
     for path in sorted(folder.rglob("*.py")):
-        try:
-            text = path.read_text() if path.stat().st_size <= LARGEST_FILE else ""
-            tree = ast.parse(text) if "huey" in text and "periodic_task" in text else None
-        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        file = path.relative_to(folder.parent).as_posix()
+        read = read_text(folder.parent, file)
+        if isinstance(read, str) and not ("huey" in read and "periodic_task" in read):
             continue
-        if tree is not None:
-            parts = path.relative_to(folder).with_suffix("").parts
-            module = ".".join([name, *(part for part in parts if part != "__init__")])
-            yield from _of_module(module, tree, f"{path.relative_to(folder.parent)}")
+        tree = parse(file, read) if isinstance(read, str) else read
+        if isinstance(tree, Unreadable):
+            place = f"{file}:{tree.line}" if tree.line else file
+            text = f"its source cannot be read: {tree.error}"
+            yield OldSchedule(key=place, name=place, task="", is_code=True, refusal=text)
+            continue
+        parts = path.relative_to(folder).with_suffix("").parts
+        module = ".".join([name, *(part for part in parts if part != "__init__")])
+        yield from _of_module(module, tree, file)
 
 
 def _of_module(module: str, tree: ast.Module, file: str) -> Iterator[OldSchedule]:

@@ -29,7 +29,7 @@ from ..scheduling.scheduler import usable_schedules
 from ..storage.routing import rows_of
 from .clocks import changes, zone_called
 from .old import CannotImport, OldSchedule, Rule
-from .written import line_of
+from .writing import line_of
 
 # A day of the week comes in it, and a schedule that fires each minute is not compared for long.
 FIRST_DAYS = timedelta(days=8)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_asyncq.doctor.printing import VOCABULARIES, main, progress_on
+from django_asyncq.doctor.__main__ import main
+from django_asyncq.doctor.printing import VOCABULARIES, progress_on
 
 from .projects import write
 
@@ -157,8 +157,3 @@ def test_progress_is_shown_on_a_terminal_alone() -> None:
             show(done, 120)
     assert terminal.getvalue() == "\r0 of 120 files\r50 of 120 files\r100 of 120 files\r120 of 120 files\n"
     assert file.getvalue() == ""
-
-
-def test_the_module_that_is_run_can_be_imported() -> None:
-    """By who looks at all modules of the package: it does nothing then."""
-    assert import_module("django_asyncq.doctor.__main__").main

@@ -152,7 +152,7 @@ def test_two_imports_at_once_write_each_once() -> None:
     def act(mine: list[Verdict]) -> None:
         try:
             barrier.wait(10)
-            written.append(len(write(mine)))
+            written.append(len(write([each.row for each in mine if each.row is not None])))
         except BaseException as error:  # noqa: BLE001 - the test shows it
             errors.append(error)
         finally:

@@ -34,7 +34,8 @@ def _import(read: Reader, printer: Printer, inspector: Inspector, options: dict[
     wish = Wish(cutover=options["cutover"] or now, now=now, tasks=dict(options["tasks"]), disabled=options["disabled"])
     found = read(options, wish.cutover)
     verdicts = judge(found.schedules, wish)
-    written = write(verdicts) if options["write"] else set()
+    rows = [each.row for each in verdicts if each.row is not None and not each.is_there]
+    written = write(rows) if options["write"] else set()
     outcomes = [_outcome(each, written, writes=options["write"]) for each in verdicts]
     sums = _sums(verdicts, outcomes)
     printer.document(
